@@ -1,0 +1,4 @@
+cdef class Statement:
+    cdef object __weakref__
+    cdef readonly bytes body
+    cdef readonly bytes name

@@ -1,0 +1,132 @@
+"""The two ends of the relay as plain records: a client, a server connection.
+
+1. Every attribute has one owner that changes it: the link (inbox, out, passing, cycle), the pool (state), the front
+   (login, cleanup, and the ends' birth and death).
+2. An idle client holds no buffer; what thousands of them need is shared (pool, parameters).
+3. Times are microseconds of the reactor's clock; 0 means "not now".
+
+Used by the whole worker.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from gateway.wire.cycle import Cycle
+from gateway.wire.parameters import Parameters
+from gateway.wire.prepared import Held, Names, Statement
+from gateway.worker.sock import Buffer
+
+if TYPE_CHECKING:
+    from gateway.worker.pool import Pool
+
+# Kinds of endpoint.
+LISTENER = 0
+CLIENT = 1
+SERVER = 2
+CONTROL = 3
+CANCEL = 4
+
+# States of a client.
+CLIENT_LOGIN = 0  # from accept until the first ReadyForQuery
+CLIENT_IDLE = 1  # between transactions, without a server
+CLIENT_WAITING = 2  # wants a server
+CLIENT_ACTIVE = 3  # linked to a server
+CLIENT_CONSOLE = 4  # talks to the console
+CLIENT_LEAVING = 5  # its last bytes are on their way
+CLIENT_GONE = 6
+
+# States of a server.
+SERVER_LOGIN = 0  # from connect until the first ReadyForQuery
+SERVER_IDLE = 1
+SERVER_ACTIVE = 2  # linked to a client
+SERVER_TESTED = 3  # runs connect_query, server_check_query, server_reset_query
+SERVER_CLEANUP = 4  # its client left in the middle: cancel, roll back, keep if clean
+SERVER_CANCELED = 5  # free, but a cancel request for it is on its way
+SERVER_CLOSING = 6  # Terminate was sent; still counted until PostgreSQL has ended the session
+SERVER_GONE = 7
+SERVER_STATES = 8
+
+
+class Endpoint:
+    """A file descriptor with what has come in and what has to go out."""
+
+    def __init__(self, fd: int, kind: int, state: int) -> None:
+        self.fd = fd
+        self.kind = kind
+        self.state = state
+        self.interest = 0  # what the reactor watches for: READ, WRITE or both
+        self.passing = 0  # bytes of a message under way that are passed on unseen
+        self.inbox: Buffer | None = None  # received, not understood yet
+        self.out: Buffer | None = None  # understood, not sent yet
+
+
+class Client(Endpoint):
+    """One application's connection."""
+
+    def __init__(self, fd: int, id: int, now: int) -> None:
+        self.fd = fd
+        self.kind = CLIENT
+        self.state = CLIENT_LOGIN
+        self.interest = 0
+        self.passing = 0
+        self.inbox: Buffer | None = None
+        self.out: Buffer | None = None
+        self.id = id  # also the process id in its BackendKeyData
+        self.pool: Pool | None = None
+        self.server: Server | None = None
+        self.parameters: Parameters | None = None
+        self.statements: Names | None = None
+        self.unnamed: Buffer | None = None  # body of its last Parse without a name
+        self.unnamed_serial = 0  # of that Parse; 0: it has no unnamed statement
+        self.deallocation: bytes | None = None  # what the Execute of its unnamed statement will deallocate
+        self.login: Any = None  # front's record of a login under way; afterwards what a console client is
+        self.connected_at = now
+        self.waiting_since = 0
+        self.query_since = 0
+        self.transaction_since = 0
+        self.idle_since = now
+        self.replication = False
+        self.discarding = 0  # the message that is passing is for nobody (link.DISCARD, DISCARD_QUERY)
+        self.doom: bytes | None = None  # the error that its next request gets: its transaction died unasked
+        self.skip_to_sync = False  # an error of ours is out: discard all up to Sync, as PostgreSQL does
+        self.notified = False  # has been told that it waits
+
+
+class Server(Endpoint):
+    """One connection to PostgreSQL."""
+
+    def __init__(self, fd: int, id: int, pool: Pool, now: int) -> None:
+        self.fd = fd
+        self.kind = SERVER
+        self.state = SERVER_LOGIN
+        self.interest = 0
+        self.passing = 0
+        self.inbox: Buffer | None = None
+        self.out: Buffer | None = None
+        self.id = id
+        self.pool = pool
+        self.client: Client | None = None
+        self.cycle = Cycle()
+        self.parameters: Parameters | None = None
+        self.statements: Held = {}
+        self.generation = 0  # the rewriter's, when they were last looked through
+        self.latest: Statement | None = None  # the most recently used of them
+        self.unnamed_serial = 0  # whose unnamed statement it has: that client's unnamed_serial
+        self.login: Any = None
+        self.foreign: list[bytes] | None = None  # statements that stand on it under a client's own name
+        self.address: tuple[str, int] | None = None  # where it was connected to
+        self.adapting: Parameters | None = None  # what it had before a change of parameters that may be refused
+        self.refusal: bytes | None = None  # the error that our own request got
+        self.last_words: bytes | None = None  # the FATAL it sent
+        self.pid = 0
+        self.key = b""
+        self.connected_at = now
+        self.state_since = now
+        self.deadline = 0  # when the front gives up what it does in this state
+        self.cancels = 0  # cancel requests on their way
+        self.retiring = False  # is closed when it is free
+        self.discarding = False  # the message that is passing is for nobody
+        self.dirty = False  # its last client may have left something behind
+        self.reserve = False  # counts against reserve_pool_size
+        self.broken = False  # a send failed: read its last words, then close it

@@ -1,0 +1,144 @@
+"""All pools of a worker, and its shares of the limits that hold over all workers.
+
+1. A pool comes into being with its first client and is resolved from the settings; a reload resolves it again.
+2. A share begins as the worker's part of an even split and changes only by the supervisor's grants.
+3. Where a pool's node is comes from the cluster views; a pool without a known node lets its clients wait.
+
+Called by the front, by admission and by servers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gateway.control import Configure, Demand, Limit, first_share
+from gateway.pool_settings import PoolSettings, pool_settings
+from gateway.worker.endpoint import Server
+from gateway.worker.pool import UNLIMITED, Pool, Share
+from health.view import ClusterView
+
+
+class Pools:
+    """The pools by (database, server user), the shares by what they limit, the views by cluster."""
+
+    def __init__(self, configure: Configure) -> None:
+        self.by_key: dict[tuple[str, str], Pool] = {}
+        self.shares: dict[Limit, Share] = {}
+        self.budgets: dict[Limit, int] = {}
+        self.granted: dict[Limit, int] = {}
+        self.views: dict[str, ClusterView] = {}
+        self.configure(configure)
+
+    def configure(self, configure: Configure) -> None:
+        """Take the settings; of those that changed, every pool and every limit."""
+        self.settings = configure.settings
+        self.workers, self.index = configure.workers, configure.index
+        for pool in self.by_key.values():
+            resolved = pool_settings(self.settings, pool.database, pool.settings.user)
+            if resolved is None:  # removed: its clients are let go one by one
+                pool.settings = pool.settings
+                continue
+            pool.configure(resolved)
+            self._limits(resolved)
+            self._place(pool)
+
+    def get(self, database: str, user: str) -> Pool | None:
+        """Return the pool for a client, made now if need be; None when there is no such database."""
+        pool = self.by_key.get((database, user))
+        if pool is not None:
+            return pool
+        settings = pool_settings(self.settings, database, user)
+        if settings is None:
+            return None
+        key = (database, settings.server_user)
+        pool = self.by_key.get(key)
+        if pool is None:
+            pool = self.by_key[key] = Pool(settings, *self._limits(settings))
+            self._place(pool)
+        return pool
+
+    def share(self, kind: str, budget: int, database: str = "", user: str = "") -> Share:
+        """Return the share of a limit, of which *budget* is the whole (0: there is none)."""
+        limit = Limit(kind, database, user)
+        share = self.shares.get(limit)
+        if share is None:
+            share = self.shares[limit] = Share(0)
+        if self.budgets.get(limit) != budget:
+            self.budgets[limit] = budget
+            unlimited = budget == 0 and kind != "reserve"
+            first = self.granted.get(limit, first_share(budget, self.workers, self.index))
+            share.limit = UNLIMITED if unlimited else first
+        return share
+
+    def _limits(self, settings: PoolSettings) -> tuple[Share, Share, tuple[Share, ...]]:
+        database, user = settings.database, settings.server_user
+        shares = []
+        if settings.max_db_connections or Limit("database", database) in self.shares:
+            shares.append(self.share("database", settings.max_db_connections, database))
+        if settings.max_user_connections or Limit("user", "", user) in self.shares:
+            shares.append(self.share("user", settings.max_user_connections, "", user))
+        return (
+            self.share("pool", settings.pool_size, database, user),
+            self.share("reserve", settings.reserve_pool_size, database, user),
+            tuple(shares),
+        )
+
+    def see(self, view: ClusterView) -> list[Pool]:
+        """Take a view; return the pools whose node is another one or elsewhere now."""
+        self.views[view.name] = view
+        return [pool for pool in self.by_key.values() if pool.settings.cluster == view.name and self._place(pool)]
+
+    def _place(self, pool: Pool) -> bool:
+        view = self.views.get(pool.settings.cluster)
+        address = None
+        if view is not None:
+            name = pool.settings.node or view.primary
+            node = next((node for node in view.nodes if node.node.name == name), None)
+            if node is not None and node.addresses:
+                address = (node.addresses[0], node.node.port)
+        moved = address != pool.address and pool.address is not None
+        pool.address = address
+        return moved
+
+    def demands(self) -> Iterator[Demand]:
+        """Yield what is used and wanted of each limit, and begin to count anew what was refused."""
+        waiting: dict[Limit, int] = {}
+        for pool in self.by_key.values():
+            settings = pool.settings
+            for limit in (
+                Limit("pool", pool.database, settings.server_user),
+                Limit("reserve", pool.database, settings.server_user),
+                Limit("database", pool.database),
+                Limit("user", "", settings.server_user),
+            ):
+                waiting[limit] = waiting.get(limit, 0) + len(pool.waiting)
+        for limit, share in self.shares.items():
+            budget = self.budgets[limit]
+            if budget:
+                wanted = waiting.get(limit, 0) + (share.refused if "clients" in limit.kind else 0)
+                yield Demand(limit, budget, share.limit, share.used, share.used + wanted)
+                share.refused = 0
+
+    def grant(self, limit: Limit, amount: int) -> None:
+        """Take a share that the supervisor has decided on, perhaps before anybody needed it."""
+        self.granted[limit] = amount
+        if limit in self.shares and self.budgets[limit]:
+            self.shares[limit].limit = amount
+
+    def servers(self) -> Iterator[Server]:
+        """Yield every server of every pool."""
+        for pool in self.by_key.values():
+            yield from pool.servers
+
+
+def oldest_idle(pools: Iterator[Pool], limited: Pool) -> Server | None:
+    """Return the server that has idled longest in a pool that shares an exhausted limit with *limited*."""
+    full = [share for share in limited.shares if share.used >= share.limit]
+    found: Server | None = None
+    for pool in pools:
+        if pool is limited or not any(share in full for share in pool.shares):
+            continue
+        for server in pool.idle[:1]:
+            if found is None or server.state_since < found.state_since:
+                found = server
+    return found

@@ -1,0 +1,26 @@
+cimport cython
+
+from gateway.worker.endpoint cimport Client, Endpoint, Server
+from gateway.worker.link cimport Link
+from gateway.worker.sock cimport Poller
+
+cdef int CLIENT
+cdef int SERVER
+cdef int READ
+cdef int WRITE
+
+cdef class Reactor:
+    cdef public long long now
+    cdef public bint running
+    cdef public list endpoints
+    cdef public Link link
+    cdef public object front
+    cdef Poller poller
+    cdef list closed
+    cdef public list soon
+    cdef long long sweep_at
+
+    @cython.locals(count=int, at=int, endpoint=Endpoint, events=int, wait=int)
+    cpdef int turn(self, int longest) except -1
+    cdef int serve(self, Endpoint endpoint, int events) except -1
+    cpdef int want(self, Endpoint endpoint, int interest) except -1

@@ -1,0 +1,114 @@
+"""The worker's loop: wait for sockets, serve those that are ready, let time pass.
+
+1. In each turn servers come before clients (a server that died must not be handed out), and all others come last.
+2. A descriptor is closed at the end of the turn, so that its number cannot be another connection's within it.
+3. The clock is read once a turn, after the wait; `now` is microseconds, and everybody uses it.
+
+Run by main.py; see epoll(7).
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from gateway.worker.endpoint import CLIENT, SERVER, Endpoint
+from gateway.worker.sock import WRITE, Poller, clock
+
+if TYPE_CHECKING:
+    from gateway.worker.front import Front
+    from gateway.worker.link import Link
+
+SWEEP_EVERY = 100_000  # microseconds between two looks at what time has made due
+
+
+class Reactor:
+    """All descriptors of a worker and what is watched for on each."""
+
+    def __init__(self) -> None:
+        self.now = clock()
+        self.running = True
+        self.endpoints: list[Any] = [None] * 1024  # by descriptor
+        self.link: Link = None  # type: ignore[assignment]  # these three need each other: set by main
+        self.front: Front = None  # type: ignore[assignment]
+        self.poller = Poller()
+        self.closed: list[int] = []
+        self.soon: list[Any] = []  # clients to go on with at the end of the turn
+        self.sweep_at = self.now + SWEEP_EVERY
+
+    def run(self) -> None:
+        """Serve until somebody sets `running` to False."""
+        while self.running:
+            self.turn(SWEEP_EVERY // 1000)
+
+    def turn(self, longest: int) -> int:
+        """Wait at most *longest* milliseconds and serve what is ready."""
+        count = self.poller.wait(longest)
+        self.now = clock()
+        others = False
+        for at in range(count):
+            endpoint = self.endpoints[self.poller.ready_fd(at)]
+            if endpoint is None:
+                continue
+            if endpoint.kind == SERVER:
+                self.serve(endpoint, self.poller.ready_events(at))
+            else:
+                others = True
+        if others:
+            for at in range(count):
+                endpoint = self.endpoints[self.poller.ready_fd(at)]
+                if endpoint is None or endpoint.kind == SERVER:
+                    continue
+                if endpoint.kind == CLIENT:
+                    self.serve(endpoint, self.poller.ready_events(at))
+                else:
+                    self.front.other_ready(endpoint, self.poller.ready_events(at))
+        if self.soon:
+            self._resume()
+        if self.now >= self.sweep_at:
+            self.sweep_at = self.now + SWEEP_EVERY
+            self.front.sweep(self.now)
+        if self.closed:
+            for fd in self.closed:
+                os.close(fd)
+            self.closed.clear()
+        return count
+
+    def _resume(self) -> None:
+        clients, self.soon = self.soon, []
+        for client in clients:
+            if client.fd >= 0:
+                self.link.resume(client)
+
+    def serve(self, endpoint: Endpoint, events: int) -> int:
+        if events & WRITE and endpoint.interest & WRITE:
+            self.link.writable(endpoint)
+        if events & ~WRITE and endpoint.fd >= 0:
+            if endpoint.kind == CLIENT:
+                self.link.client_readable(endpoint)  # type: ignore[arg-type]
+            else:
+                self.link.server_readable(endpoint)  # type: ignore[arg-type]
+        return 0
+
+    def add(self, endpoint: Endpoint, interest: int) -> None:
+        """Begin to watch an endpoint."""
+        while endpoint.fd >= len(self.endpoints):
+            self.endpoints.extend([None] * len(self.endpoints))
+        self.endpoints[endpoint.fd] = endpoint
+        endpoint.interest = interest
+        self.poller.watch(endpoint.fd, interest)
+
+    def want(self, endpoint: Endpoint, interest: int) -> int:
+        """Watch an endpoint for something else from now on."""
+        if endpoint.fd >= 0 and endpoint.interest != interest:
+            endpoint.interest = interest
+            self.poller.change(endpoint.fd, interest)
+        return 0
+
+    def remove(self, endpoint: Endpoint) -> None:
+        """Stop watching an endpoint and close its descriptor at the end of the turn."""
+        if endpoint.fd >= 0:
+            self.poller.forget(endpoint.fd)
+            self.endpoints[endpoint.fd] = None
+            self.closed.append(endpoint.fd)
+            endpoint.fd = -1

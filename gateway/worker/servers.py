@@ -1,0 +1,441 @@
+"""The life of a server connection between connect and close, but for the time in which it serves a client.
+
+1. A server is open to clients only when it is known to be clean: logged in, tested, rolled back, reset.
+2. Each state other than idle and active has a deadline, and at its end the connection is closed.
+3. A server that is closed counts against the limits until PostgreSQL has closed its end too, so that the sum of sessions
+   never passes a limit, not even for a moment.
+
+Called by the front and the link. See "Start-up" and "Termination" in PostgreSQL's protocol chapter.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import secrets
+import socket
+from typing import TYPE_CHECKING
+
+from gateway import errors
+from gateway.control import Configure, Met
+from gateway.errors import GatewayError
+from gateway.tcp import keep_alive
+from gateway.wire import messages
+from gateway.wire.login import ClientLogin, ServerLogin, ServerRefused
+from gateway.wire.owed import (
+    COPY_IN,
+    OWES_QUERY,
+    OWES_SYNC,
+)
+from gateway.wire.parameters import Parameters
+from gateway.wire.userlist import Secret, SecretKind
+from gateway.worker.endpoint import (
+    CLIENT_ACTIVE,
+    SERVER_ACTIVE,
+    SERVER_CANCELED,
+    SERVER_CLEANUP,
+    SERVER_CLOSING,
+    SERVER_GONE,
+    SERVER_IDLE,
+    SERVER_LOGIN,
+    SERVER_TESTED,
+    Client,
+    Server,
+)
+from gateway.worker.pool import POOL_SESSION, SECOND, Pool
+from gateway.worker.sock import READ, WRITE, Buffer
+
+if TYPE_CHECKING:
+    from gateway.worker.front import Front
+
+log = logging.getLogger("gateway.worker")
+
+_PATIENT = ("57P03", "53300", "53200", "57P01", "57P02")
+"""Refusals that time heals: clients go on waiting. Any other refusal of a login is told to them at once."""
+
+_LONGEST_LOGIN = 1 << 20  # of a message during login
+_CLOSING_TIME = 5.0  # seconds for PostgreSQL to end a session that was closed
+
+
+class Servers:
+    """Connects, tests, resets and closes servers."""
+
+    def __init__(self, front: Front, configure: Configure) -> None:
+        self.front = front
+        self.last_id = 0
+        self.configure(configure)
+
+    def configure(self, configure: Configure) -> None:
+        """Take the settings."""
+        self.settings = configure.settings.front
+        users = configure.users or {}
+        self.users = {user: Secret.of(text) for user, text in users.items()}
+
+    # From connect to the first ReadyForQuery.
+
+    def open(self, address: tuple[str, int]) -> int:
+        """Begin to connect to an address; return the descriptor, or -errno."""
+        host, port = address
+        try:
+            if host.startswith("/"):
+                sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+                target: object = f"{host}/.s.PGSQL.{port}"
+            else:
+                family = socket.AF_INET6 if ":" in host else socket.AF_INET
+                sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                keep_alive(sock, self.settings)
+                target = (host, port)
+            code = sock.connect_ex(target)  # type: ignore[arg-type]
+        except OSError as error:
+            return -(error.errno or errno.EIO)
+        if code not in (0, errno.EINPROGRESS, errno.EAGAIN):
+            sock.close()
+            return -code
+        return sock.detach()
+
+    def connect(self, pool: Pool, client: Client | None = None) -> None:
+        """Launch a connection for a pool, or for one client's replication."""
+        now = self.front.reactor.now
+        address = pool.address
+        if address is None:
+            return
+        fd = self.open(address)
+        if fd < 0:
+            self._failed(pool, os.strerror(-fd), "refused")
+            return
+        self.last_id += 1
+        server = Server(fd, self.last_id, pool, now)
+        server.address = address
+        server.deadline = now + int(pool.settings.server_connect_timeout * SECOND or 15 * SECOND)
+        settings = pool.settings
+        parameters = {"user": settings.server_user, "database": settings.dbname, **dict(settings.startup)}
+        if client is not None:
+            packet = client.login.startup
+            parameters |= packet.parameters | {"replication": packet.replication.value}
+            server.client = client
+            client.server = server
+            client.pool = pool
+        server.login = self._login(pool, address[0].startswith("/"))
+        server.out = Buffer(512)
+        server.out.extend(messages.startup_message(parameters))
+        pool.add(server)
+        self.front.reactor.add(server, READ | WRITE)
+
+    def _login(self, pool: Pool, encrypted: bool) -> ServerLogin:
+        settings = pool.settings
+        password, client_key, server_key = settings.password, None, None
+        secret = self.users.get(settings.server_user)
+        if password is None and pool.credentials is not None:
+            password, client_key, server_key = pool.credentials
+        elif password is None and secret is not None and secret.kind is not SecretKind.SCRAM:
+            password = secret.text
+        return ServerLogin(
+            settings.server_user,
+            password,
+            client_key,
+            server_key,
+            nonce=secrets.token_bytes(18),
+            cache=self.front.admission.cache,
+            encrypted=encrypted,
+        )
+
+    def learn(self, pool: Pool, user: str, exchange: ClientLogin) -> None:
+        """Keep what a client's login has shown, for logging in to the server as the same user."""
+        if user != pool.settings.server_user or pool.settings.password is not None:
+            return
+        secret = self.users.get(user)
+        if exchange.password is not None:
+            pool.credentials = (exchange.password, None, None)
+        elif exchange.client_key is not None and secret is not None and secret.stored is not None:
+            pool.credentials = (None, exchange.client_key, secret.stored.server_key)
+
+    def receive(self, server: Server, buf: Buffer) -> int:
+        """Handle what a server without a running client has sent; return where the rest begins."""
+        while buf.start < buf.end and server.fd >= 0:
+            if server.passing:
+                size = min(server.passing, buf.end - buf.start)
+                server.passing -= size
+                buf.start += size
+                continue
+            if buf.end - buf.start < 5:
+                break
+            kind = buf.byte(buf.start)
+            length = buf.int32(buf.start + 1)
+            if length < 4 or (length > _LONGEST_LOGIN and server.state == SERVER_LOGIN):
+                self.lost(server, "it does not speak the PostgreSQL protocol")
+                break
+            if buf.end - buf.start < length + 1:
+                if length > _LONGEST_LOGIN:
+                    server.cycle.answer(kind)
+                    server.passing = length + 1
+                    continue
+                break
+            body = buf.slice(buf.start + 5, buf.start + length + 1)
+            buf.start += length + 1
+            if server.state == SERVER_LOGIN:
+                self._logging_in(server, kind, body)
+            else:
+                self._between(server, kind, body)
+            if server.client is not None and server.state == SERVER_ACTIVE:
+                self.front.link.from_server(server, buf)
+                return buf.end
+        return buf.start
+
+    def _logging_in(self, server: Server, kind: int, body: bytes) -> None:
+        login, pool = server.login, server.pool
+        try:
+            answer = login.receive(kind, body)
+        except ServerRefused as refusal:
+            self._refused(server, refusal.fields, refusal.raw)
+            return
+        except GatewayError as error:
+            self._refused(server, {"sqlstate": error.sqlstate, "message": error.message}, error.encode())
+            return
+        if answer:
+            self._send(server, answer)
+        if not login.done:
+            return
+        now = self.front.reactor.now
+        server.pid, server.key = login.pid, login.key
+        server.parameters = Parameters.of(login.parameters)
+        server.login = None
+        server.deadline = 0
+        if server.client is not None:
+            pool.move(server, SERVER_ACTIVE, now)
+            self._begin_replication(server, server.client)
+            return
+        pool.failure = None
+        pool.retry_at = 0
+        if pool.welcome is not server.parameters:
+            pool.welcome = server.parameters
+            pool.entries.clear()
+        pool.reported = frozenset(login.parameters)
+        if pool.settings.connect_query:
+            self._test(server, pool.settings.connect_query)
+        else:
+            self._open_to_clients(server)
+
+    def _begin_replication(self, server: Server, client: Client) -> None:
+        pool = server.pool
+        pool.reported = pool.reported or frozenset(server.parameters.values)
+        client.state = CLIENT_ACTIVE
+        self.front.admission.admit(client, server.parameters)
+
+    def _open_to_clients(self, server: Server) -> None:
+        pool = server.pool
+        server.deadline = 0
+        for client in list(pool.newcomers):
+            pool.newcomers.pop(client, None)
+            self.front.admission.enter(client)
+        self.front.link.hand_on(server, pool)
+
+    def _refused(self, server: Server, fields: dict[str, str], raw: bytes) -> None:
+        """The server does not let us in: the clients that wait learn why, unless it is a matter of time."""
+        pool, client = server.pool, server.client
+        sqlstate, message = fields.get("sqlstate", ""), fields.get("message", "")
+        self._drop(server)
+        if client is not None:
+            client.server = None
+            self.front.dismiss(client, raw)
+            return
+        self._failed(pool, message, sqlstate)
+        if sqlstate in _PATIENT:
+            return
+        pool.failure = raw
+        for newcomer in list(pool.newcomers):
+            self.refuse(newcomer, raw)
+        if not any(other.state != SERVER_LOGIN for other in pool.servers):
+            for waiting in list(pool.waiting):
+                self.front.fail_waiting(waiting, raw)
+
+    def refuse(self, client: Client, raw: bytes) -> None:
+        """Tell a client in login what the server told us."""
+        self.front.dismiss(client, raw)
+
+    def _failed(self, pool: Pool, reason: str, what: str) -> None:
+        retry = pool.settings.server_login_retry
+        pool.retry_at = self.front.reactor.now + int(retry * SECOND)
+        log.warning(
+            "pool %s/%s: cannot connect to %s: %s; next try in %.1f s (server_login_retry)",
+            pool.database,
+            pool.settings.server_user,
+            pool.address,
+            reason,
+            retry,
+        )
+        view = self.front.pools.views.get(pool.settings.cluster)
+        node = pool.settings.node or (view.primary if view else None)
+        if node is not None:
+            self.front.channel.send(Met(pool.settings.cluster, node, what))
+
+    # Between two clients.
+
+    def check(self, server: Server) -> None:
+        """Test a server that has idled longer than server_check_delay before it is handed out."""
+        self._test(server, server.pool.settings.server_check_query)
+
+    def _test(self, server: Server, query: str) -> None:
+        now = self.front.reactor.now
+        server.pool.move(server, SERVER_TESTED, now)
+        server.deadline = now + int(server.pool.settings.server_connect_timeout * SECOND or 15 * SECOND)
+        server.cycle.request(OWES_QUERY)
+        self._send(server, messages.query(query))
+
+    def _reset(self, server: Server) -> bool:
+        """Send server_reset_query; return False when none is set."""
+        query = server.pool.settings.server_reset_query
+        if not query:
+            return False
+        self._test(server, query)
+        server.statements.clear()
+        server.latest = None
+        server.unnamed_serial = 0
+        return True
+
+    def leave(self, server: Server, client: Client, patient: bool) -> None:
+        """Take back a server whose client has gone, in whatever state; *patient* lets a query end by itself first."""
+        server.client = None
+        client.server = None
+        server.adapting = None
+        pool, now = server.pool, self.front.reactor.now
+        if server.interest & READ == 0:
+            self.front.reactor.want(server, server.interest | READ)
+        if client.replication or server.state == SERVER_LOGIN or (client.passing and not client.discarding):
+            if server.cycle.owed():
+                self.front.canceler.send(server)
+            self.close(server, "client disconnected")
+        elif server.broken or server.foreign is not None or server.last_words is not None:
+            self.close(server, "connection unusable")
+        elif server.cycle.is_free():
+            self._clean(server)
+        else:
+            pool.move(server, SERVER_CLEANUP, now)
+            limit = pool.settings.server_cleanup_timeout
+            server.deadline = now + int(limit * SECOND)
+            if server.cycle.owed() and not patient and server.cycle.copy != COPY_IN:
+                self.front.canceler.send(server)
+            self._clean_up(server)
+
+    def _clean_up(self, server: Server) -> None:
+        """Do the next step towards a server that is out of COPY, out of the pipeline and out of the transaction."""
+        cycle = server.cycle
+        if cycle.copy == COPY_IN:
+            cycle.copy = 0
+            self._send(server, messages.message(messages.COPY_FAIL, b"client disconnected\0"))
+            if cycle.group_open:
+                self._send_request(server, messages.Sync, OWES_SYNC)
+        elif cycle.group_open or cycle.ignoring:
+            self._send_request(server, messages.Sync, OWES_SYNC)
+        elif cycle.owed():
+            return
+        elif cycle.status != messages.IDLE:
+            self._send_request(server, messages.query("ROLLBACK"), OWES_QUERY)
+        else:
+            server.deadline = 0
+            self._clean(server)
+
+    def _clean(self, server: Server) -> None:
+        """A server is out of its transaction: reset it where the mode asks for it, then hand it on."""
+        pool = server.pool
+        always = pool.settings.server_reset_query_always
+        if server.state not in (SERVER_TESTED,) and (pool.mode == POOL_SESSION or always) and self._reset(server):
+            return
+        self.front.link.hand_on(server, pool)
+
+    def _between(self, server: Server, kind: int, body: bytes) -> None:
+        if kind == messages.PARAMETER_STATUS:
+            self.front.parameter_status(server, body, True)
+        elif kind in (messages.NOTICE_RESPONSE, messages.NOTIFICATION_RESPONSE):
+            return
+        elif kind == messages.ERROR_RESPONSE:
+            fields = messages.error_fields(body)
+            server.cycle.answer(kind)
+            if server.state == SERVER_TESTED or fields.get("severity_nonlocalized") in ("FATAL", "PANIC"):
+                log.info("server %d (%s): %s", server.pid, server.address, fields.get("message"))
+        elif server.state in (SERVER_TESTED, SERVER_CLEANUP):
+            server.cycle.answer(kind)
+            if kind == messages.READY_FOR_QUERY:
+                server.cycle.status = body[0]
+            if server.cycle.owed():
+                return
+            if server.state == SERVER_CLEANUP:
+                self._clean_up(server)
+            elif server.cycle.is_free():
+                self._open_to_clients(server)
+            else:
+                self.close(server, "it is not idle after connect_query, server_check_query or server_reset_query")
+        elif server.state in (SERVER_IDLE, SERVER_CANCELED):
+            self.close(server, f"message type {kind} without a request")
+
+    def _send_request(self, server: Server, message: bytes, owed: int) -> None:
+        server.cycle.request(owed)
+        self._send(server, message)
+
+    def _send(self, server: Server, data: bytes) -> None:
+        link = self.front.link
+        link.assembly.extend(data)
+        link.to_server(server, link.assembly, 0, 0)
+
+    # The end.
+
+    def set_aside(self, server: Server) -> None:
+        """A server is free but not for clients: wait for the cancel request that is on its way, or close it."""
+        if server.retiring or server.cycle.desynced or server.broken:
+            self.close(server, "retired" if server.retiring else "out of step with its requests")
+        else:
+            server.pool.move(server, SERVER_CANCELED, self.front.reactor.now)
+
+    def close(self, server: Server, why: str) -> None:
+        """End a server's session, and wait for PostgreSQL to have ended it."""
+        if server.state in (SERVER_CLOSING, SERVER_GONE) or server.fd < 0:
+            return
+        log.debug("server %d (%s): closed: %s", server.pid, server.address, why)
+        if server.state == SERVER_LOGIN or server.broken or server.out is not None:
+            self._drop(server)
+            return
+        now = self.front.reactor.now
+        self._send(server, messages.Terminate)
+        server.pool.move(server, SERVER_CLOSING, now)
+        server.deadline = now + int(_CLOSING_TIME * SECOND)
+
+    def _drop(self, server: Server) -> None:
+        """Forget a server whose session has ended."""
+        if server.state == SERVER_GONE:
+            return
+        self.front.reactor.remove(server)
+        server.out = None
+        server.pool.remove(server, SERVER_GONE, self.front.reactor.now)
+
+    def give_up(self, server: Server) -> None:
+        """A server's deadline has passed."""
+        state = server.state
+        if state == SERVER_LOGIN:
+            client = server.client
+            self._drop(server)
+            self._failed(server.pool, "no answer in time (server_connect_timeout)", "silent")
+            if client is not None:
+                client.server = None
+                self.front.dismiss(client, errors.SERVER_CONNECT(reason="no answer in time", fatal=True))
+        elif state == SERVER_CLEANUP:
+            self.front.canceler.send(server)
+            self.close(server, "not clean within server_cleanup_timeout")
+        elif state == SERVER_TESTED:
+            self.close(server, "no answer to our own query in time")
+        else:
+            self._drop(server)
+
+    def lost(self, server: Server, why: str) -> None:
+        """A server without a running client has closed its connection, or it broke."""
+        state, pool, client = server.state, server.pool, server.client
+        if state == SERVER_GONE:
+            return
+        self._drop(server)
+        if state == SERVER_LOGIN:
+            self._failed(pool, why, "reset")
+            if client is not None:
+                client.server = None
+                self.front.dismiss(client, errors.SERVER_CONNECT(reason=why, fatal=True))
+        if pool.waiting or pool.newcomers:
+            self.front.grow(pool)

@@ -1,0 +1,276 @@
+"""The judgement: what a node's answers make of it, which node is the primary, and what of that is news.
+
+1. Silence kills, an answer never does: only probes that got none count against `fall`.
+2. A false primary is worse than none. No node takes writes on an older timeline than one that was seen, nor with
+   another system identifier; of two that could, neither does.
+3. What is seen in passing (a refused connect, 57P01, 25006) is not judged here: it only has the node probed at once.
+
+Called by health.watch after each probe.
+Manual: "Timelines"; "PostgreSQL Error Codes". The counting of rise and fall is that of HAProxy's check-t.h.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Final, assert_never
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from health.view import Admin, ClusterView, Epoch, Node, NodeView, Outcome, ProbeResult, Role, Rules, Status
+
+# What an error says of the server that sent it: the first prefix of its SQLSTATE that fits. Everything else (28xxx,
+# 3D000, 42501, what an operator's server_check_query raises) says that probe and server are not made for each other.
+_ERRORS: Final = (
+    ("53", Status.SATURATED),
+    ("57P04", Status.MISCONFIGURED),
+    ("57P", Status.STARTING),
+    ("57014", Status.DOWN),  # statement_timeout of the probe's user: as good as no answer in time
+)
+
+# A login that fails writes a line to the server's log: it is tried ever less often, up to this many seconds apart.
+_PATIENCE: Final = 15.0
+
+# No cluster has this system identifier: what the nodes of two clusters in equal number have in common.
+_NO_CLUSTER: Final = 0
+
+
+class NodeState(Struct, frozen=True):
+    """What is known about one node. health counts, as HAProxy's does, both ways in one integer:
+
+        0 ... rise - 1              down: each good probe adds one, a failed one goes back to 0
+        rise ... rise + fall - 1    up: each failed probe takes one, a good one goes to the top; below rise it is 0
+
+    A node begins at rise: up, but its first probe decides.
+    """
+
+    node: Node
+    health: int
+    status: Status
+    since: float
+    reason: str = "not probed yet"
+    admin: Admin = Admin.READY
+    result: ProbeResult | None = None  # the last one
+    answer: ProbeResult | None = None  # the last one that told what the node is
+
+    @property
+    def claims(self) -> bool:
+        """Does the node hold itself to be a primary? One that was down or restarts has to say so again."""
+        return self.tells(in_recovery=False) and self.status not in (Status.DOWN, Status.STARTING)
+
+    def tells(self, *, in_recovery: bool) -> bool:
+        """Was this the last word that the node said about itself?"""
+        return self.answer is not None and self.answer.in_recovery is in_recovery
+
+
+class Choice(Struct, frozen=True):
+    """The primary or None, the epoch that it makes, and what is wrong with the nodes that do not belong."""
+
+    primary: str | None
+    epoch: Epoch
+    strangers: dict[str, str]
+
+
+def first_state(node: Node, rules: Rules, now: float) -> NodeState:
+    """Return the state of a node that was never probed."""
+    return NodeState(node, health=rules.rise, status=Status.UP, since=now)
+
+
+def evidence(result: ProbeResult) -> Status | None:
+    """Say which status one result alone speaks for; None when it says nothing about the node."""
+    match result.outcome:
+        case Outcome.ANSWERED:
+            return Status.UP
+        case Outcome.REFUSED | Outcome.RESET | Outcome.UNREACHABLE | Outcome.SILENT:
+            return Status.DOWN
+        case Outcome.REJECTED:
+            fits = (status for prefix, status in _ERRORS if result.sqlstate.startswith(prefix))
+            return next(fits, Status.MISCONFIGURED)
+        case Outcome.UNRESOLVED:
+            return Status.MISCONFIGURED
+        case Outcome.LOCAL:
+            return None
+        case never:
+            assert_never(never)
+
+
+def judge(state: NodeState, result: ProbeResult, rules: Rules, now: float) -> NodeState:
+    """Return the state of a node after one more probe.
+
+    An answer that refuses takes effect at once and breaks a run of silence; a node that was down still has to rise.
+    """
+    top = rules.rise + rules.fall - 1
+    health, status, reason = state.health, state.status, result.message
+    match seen := evidence(result):
+        case None:
+            pass
+        case Status.UP:
+            health += 1
+            if health < rules.rise:
+                reason = state.reason
+            else:
+                health, status, reason = top, Status.UP, ""
+        case Status.DOWN:
+            health = health - 1 if health > rules.rise else 0
+            if health == 0:
+                status = Status.DOWN
+        case _:
+            health = top if health >= rules.rise else 0
+            status = seen
+    return replace(
+        state,
+        health=health,
+        status=status,
+        since=state.since if status is state.status else now,
+        reason=reason,
+        result=result,
+        answer=state.answer if result.in_recovery is None else result,
+    )
+
+
+def administer(state: NodeState, admin: Admin) -> NodeState:
+    """Return the state of a node that an operator takes out or gives back; it is probed all the same."""
+    return replace(state, admin=admin)
+
+
+def choose_primary(states: Sequence[NodeState], epoch: Epoch, *, follow: bool = True) -> Choice:
+    """Decide which node is the primary, once every node was probed or is the only one.
+
+    It is the node not in recovery on the newest timeline that anybody was seen on, a node that streams from elsewhere
+    included. The last primary remains it while it is silent, until it says otherwise or a newer timeline appears; when
+    nobody else may promote (not follow), it yields to a newer timeline only once it is down. A new one is adopted only
+    if it is alone in its claim. A single node has no rival: it is the primary until it says that it is in recovery.
+    """
+    known, first = epoch, states[0]
+    if len(states) == 1 and (first.answer or first.node.name != epoch.primary):
+        known = Epoch(primary=first.node.name)
+    identity = known.system_identifier or _common_identity(states)
+    own = [state for state in states if not _is_foreign(state, identity)]
+    holder = next((state for state in own if state.node.name == known.primary), None)
+
+    newest = max([known.timeline, *(_timeline(state) for state in own if _is_proof(state))])
+    if not follow and holder is not None and holder.claims and _timeline(holder) >= known.timeline:
+        newest = _timeline(holder)
+    top = [state for state in own if state.tells(in_recovery=False) and _timeline(state) == newest]
+    alone = [state for state in top if state.claims]
+
+    primary = None
+    if holder is not None and (holder in top or (holder.answer is None and newest == known.timeline)):
+        primary = holder.node.name
+    elif len(alone) == 1:
+        primary = alone[0].node.name
+
+    is_news = primary is not None and (primary, newest) != (epoch.primary, epoch.timeline)
+    return Choice(
+        primary,
+        Epoch(
+            primary=primary or epoch.primary,
+            system_identifier=identity or epoch.system_identifier,
+            timeline=newest,
+            number=epoch.number + is_news,
+        ),
+        {
+            state.node.name: _strangeness(state, identity, newest)
+            for state in states
+            if _is_foreign(state, identity) or (state.claims and state.node.name != primary)
+        },
+    )
+
+
+def draw_view(name: str, version: int, states: Sequence[NodeState], choice: Choice) -> ClusterView:
+    """Put states and choice together; lag is what the primary had written when last asked less what was replayed."""
+    written = next(
+        (state.answer.current_lsn for state in states if state.node.name == choice.primary and state.answer), None
+    )
+    return ClusterView(
+        name, version, choice.epoch, choice.primary, tuple(_draw_node(state, choice, written) for state in states)
+    )
+
+
+def changes(old: ClusterView | None, new: ClusterView) -> list[str]:
+    """Say in words what is new in a view; nothing when only figures (lag, latency) moved."""
+    news = []
+    if old is None or old.primary != new.primary:
+        news.append(f"primary is {new.primary or 'unknown'} on timeline {new.epoch.timeline}")
+    elif old.epoch != new.epoch:
+        news.append(f"timeline is {new.epoch.timeline}")
+    before = {view.node: view for view in old.nodes} if old else {}
+    for view in new.nodes:
+        was = before.get(view.node)
+        if was is None or (was.role, was.status, was.reason) != (view.role, view.status, view.reason):
+            news.append(f"{view.node.name} is {view.role}, {view.status}" + (f": {view.reason}" if view.reason else ""))
+        if was is not None and was.addresses != view.addresses:
+            news.append(f"{view.node.name} has address {', '.join(view.addresses)}")
+    return news
+
+
+def pause(state: NodeState, view: ClusterView, rules: Rules, now: float, chance: float) -> float:
+    """Return the seconds until the next probe of a node; chance is random, 0 to 1.
+
+    It is soon while the last probe contradicts the verdict, or while the cluster has no primary at work.
+    """
+    seen = evidence(state.result) if state.result else None
+    primary = view.node(view.primary).status if view.primary else Status.DOWN
+    if state.status is Status.MISCONFIGURED:
+        interval = max(rules.probe_interval, min(_PATIENCE, (now - state.since) / 2))
+    elif seen not in (None, state.status) or primary in (Status.DOWN, Status.STARTING):
+        interval = rules.probe_interval_fast
+    else:
+        interval = rules.probe_interval
+    return interval * (1 + rules.jitter * (2 * chance - 1))
+
+
+def _timeline(state: NodeState) -> int:
+    return (state.answer.timeline if state.answer else None) or 0
+
+
+def _is_proof(state: NodeState) -> bool:
+    """Does the node's timeline prove that a primary is, or was, on it? That of a standby gone astray does not."""
+    return state.answer is not None and (not state.answer.in_recovery or state.answer.receiver_streaming is True)
+
+
+def _is_foreign(state: NodeState, identity: int | None) -> bool:
+    seen = state.answer.system_identifier if state.answer else None
+    return identity is not None and seen is not None and seen != identity
+
+
+def _common_identity(states: Sequence[NodeState]) -> int | None:
+    """Return the system identifier of most nodes that told one, None when no node did."""
+    seen = Counter(s.answer.system_identifier for s in states if s.answer and s.answer.system_identifier is not None)
+    if not seen:
+        return None
+    identity, count = seen.most_common(1)[0]
+    return identity if 2 * count > seen.total() else _NO_CLUSTER
+
+
+def _strangeness(state: NodeState, identity: int | None, newest: int) -> str:
+    if _is_foreign(state, identity):
+        assert state.answer is not None
+        return f"system identifier {state.answer.system_identifier} is not that of the cluster"
+    if _timeline(state) == newest:
+        return f"says that it is primary too, on timeline {newest}"
+    return f"says that it is primary on timeline {_timeline(state)}, but the cluster is on {newest}"
+
+
+def _draw_node(state: NodeState, choice: Choice, written: int | None) -> NodeView:
+    name = state.node.name
+    if name == choice.primary:
+        role = Role.PRIMARY
+    elif name in choice.strangers:
+        role = Role.FALSE_PRIMARY if state.claims else Role.UNKNOWN
+    else:
+        role = Role.STANDBY if state.tells(in_recovery=True) else Role.UNKNOWN
+    replayed = state.answer.replayed_lsn if state.answer else None
+    return NodeView(
+        state.node,
+        addresses=state.result.addresses if state.result else (),
+        role=role,
+        status=state.status if state.admin is Admin.READY else Status(state.admin.value),
+        reason=choice.strangers.get(name) or state.reason,
+        since=state.since,
+        latency=state.result.latency if state.result else None,
+        lag_bytes=None
+        if written is None or replayed is None or role is not Role.STANDBY
+        else max(0, written - replayed),
+    )

@@ -1,0 +1,48 @@
+"""Options and report header of the test suite.
+
+Pure tests need nothing from here; the fixtures of the live ones are in tests/live/conftest.py.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("gateway")
+    group.addoption(
+        "--postgres", default="16", choices=("15", "16", "18"), help="version of PostgreSQL under the live tests"
+    )
+    group.addoption(
+        "--endpoint",
+        default="gateway",
+        choices=("gateway", "postgres", "pgbouncer"),
+        help="what the live tests examine; the other two prove the tests themselves",
+    )
+    group.addoption("--soak", action="store_true", help="run the tests marked soak: full sizes, minutes each")
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    command = [sys.executable, "-m", "gateway", "--version"]
+    done = subprocess.run(command, cwd=Path(__file__).parents[1], capture_output=True, text=True, timeout=30)
+    lines = (done.stdout.strip() or done.stderr.strip() or "gateway has no version").splitlines()
+    version, endpoint = config.getoption("--postgres"), config.getoption("--endpoint")
+    return f"{lines[-1]}; live tests: PostgreSQL {version}, endpoint {endpoint}"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "live: needs a real PostgreSQL and a running gateway")
+    config.addinivalue_line("markers", "both: among the most telling; run on the compiled and on the pure variant")
+    config.addinivalue_line("markers", "soak: full sizes, minutes; run with --soak")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("--soak"):
+        skip = pytest.mark.skip(reason="needs --soak")
+        for item in items:
+            if item.get_closest_marker("soak"):
+                item.add_marker(skip)

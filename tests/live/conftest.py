@@ -1,0 +1,163 @@
+"""Fixtures of the live tests: a PostgreSQL for each xdist worker, gateways in front of it, and a player between them.
+
+`relay` is one gateway shared by the tests of an xdist worker, transaction mode, one server per pool, so that a server
+kept too long stops the next test. `gateway` makes one with settings of its own. Both must be at rest after each test.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from gateway.embedded import Cluster, PostgresNode, free_ports
+
+from . import player
+from .endpoints import Direct, Endpoint, Gateway, PgBouncer, Pooler
+
+Sql = psycopg.Connection[Any]
+USERS = {"postgres": "", "alice": "wonderland", "bob": "builder"}
+
+SCHEMA = """
+create role alice login superuser password 'wonderland';
+create role bob login password 'builder';
+create table item (id int primary key, name text not null check (name <> 'wrong'));
+grant all on item to bob;
+create database shop;
+create function shout(text) returns text language sql immutable as $$ select upper($1) $$;
+create function noisy() returns int language plpgsql as $$ begin raise notice 'heard'; return 1; end $$;
+"""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker("live")
+
+
+@pytest.fixture(scope="session")
+def postgres(request: pytest.FixtureRequest) -> Iterator[PostgresNode]:
+    """A primary; its version from --postgres, or by `parametrize(..., indirect=True)`."""
+    version = getattr(request, "param", request.config.getoption("--postgres"))
+    with Cluster(version=version, standbys=0) as cluster:
+        cluster.primary.psql(SCHEMA)
+        yield cluster.primary
+
+
+@pytest.fixture(scope="session")
+def database(postgres: PostgresNode) -> Iterator[Sql]:
+    """A connection past the gateway, in autocommit: prepares tables and looks at the truth."""
+    with psycopg.connect(Direct(postgres).dsn(application_name="bench"), autocommit=True) as connection:
+        yield connection
+
+
+@pytest.fixture
+def gateway(
+    postgres: PostgresNode, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[..., Any]]:
+    """Make an endpoint with settings of its own; it must be at rest and end well after the test."""
+    made: list[Endpoint] = []
+    make_endpoint = _maker(postgres, request.config.getoption("--endpoint"), tmp_path_factory)
+
+    def make(**settings: Any) -> Endpoint:
+        made.append(make_endpoint(**settings))
+        return made[-1]
+
+    yield make
+    for endpoint in made:
+        _finish(endpoint)
+
+
+@pytest.fixture(scope="session")
+def _shared(
+    postgres: PostgresNode, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[list[Any]]:
+    """The maker of the shared endpoint and, behind it, the one that runs; a broken one is replaced."""
+    slot: list[Any] = [_maker(postgres, request.config.getoption("--endpoint"), tmp_path_factory)]
+    yield slot
+    for endpoint in slot[1:]:
+        _finish(endpoint)
+
+
+@pytest.fixture
+def relay(_shared: list[Any], request: pytest.FixtureRequest) -> Iterator[Any]:
+    """The shared gateway: trust, transaction mode, one worker, one server per pool."""
+    if len(_shared) == 1:
+        _shared.append(_shared[0]())
+    endpoint = _shared[1]
+    yield endpoint
+    try:
+        endpoint.assert_no_leak()
+    except BaseException:
+        _shared.remove(endpoint)
+        if isinstance(endpoint, Pooler):
+            print(endpoint.log[-4000:])
+            endpoint.kill()
+        raise
+
+
+@pytest.fixture
+def pool_of_one(relay: Endpoint) -> Endpoint:
+    """The shared gateway, for tests in which clients must wait for its one server."""
+    if isinstance(relay, Direct):
+        pytest.skip("clients of PostgreSQL do not share a server")
+    return relay
+
+
+@pytest.fixture
+def same(postgres: PostgresNode, relay: Endpoint) -> Callable[..., None]:
+    """`player.compare` between PostgreSQL and the shared gateway: `same([[query("select 1")]])`."""
+    return partial(player.compare, postgres.port, relay.port)
+
+
+@pytest.fixture
+def same_opening(postgres: PostgresNode, relay: Endpoint) -> Callable[..., None]:
+    """`player.compare_opening` between PostgreSQL and the shared gateway: `same_opening(ssl_request() + ...)`."""
+    return partial(player.compare_opening, postgres.port, relay.port)
+
+
+@pytest.fixture
+def item(database: Sql) -> Callable[[], None]:
+    """Empty the table item (id int primary key, name text, not 'wrong'); use as `before` of a comparison."""
+
+    def empty() -> None:
+        database.execute("truncate item")
+
+    empty()
+    return empty
+
+
+@pytest.fixture
+def items(database: Sql) -> Callable[[], list[tuple[Any, ...]]]:
+    """Read the table item; use as `after` of a comparison."""
+    return lambda: database.execute("select id, left(name, 20), length(name) from item order by id").fetchall()
+
+
+def _maker(postgres: PostgresNode, kind: str, paths: pytest.TempPathFactory) -> Callable[..., Endpoint]:
+    def make(userlist: dict[str, str] | None = None, **settings: Any) -> Endpoint:
+        if kind == "postgres":
+            if settings.keys() - {"default_pool_size", "max_prepared_statements", "max_client_conn", "workers"}:
+                pytest.skip("PostgreSQL has no such settings")
+            return Direct(postgres)
+        build = Gateway if kind == "gateway" else PgBouncer
+        directory = Path(tempfile.mkdtemp(prefix="gateway-live-")) if kind == "pgbouncer" else paths.mktemp("gateway")
+        return build(postgres, free_ports(1)[0], directory, USERS if userlist is None else userlist, **settings)
+
+    return make
+
+
+def _finish(endpoint: Any) -> None:
+    if not isinstance(endpoint, Pooler):
+        return
+    try:
+        if endpoint.is_running:
+            endpoint.assert_no_leak()
+        endpoint.stop()
+    finally:
+        print(endpoint.log[-4000:])
+        endpoint.kill()

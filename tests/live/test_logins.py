@@ -1,0 +1,256 @@
+"""Who may log in, by which method, on both sides of the gateway.
+
+Manual: "SASL Authentication", "Password Authentication".
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import hmac
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import asyncpg
+import psycopg
+import pytest
+
+from .client import Client, count, error, eventually, types, value
+from .messages import WHO, startup
+
+METHODS = ["md5", "scram-sha-256", "password"]
+
+
+def md5_secret(user: str, password: str) -> str:
+    return "md5" + hashlib.md5((password + user).encode(), usedforsecurity=False).hexdigest()
+
+
+def scram_secret(password: str, salt: bytes = b"0123456789abcdef", iterations: int = 4096) -> str:
+    salted = hashlib.pbkdf2_hmac("sha256", password.encode(), salt, iterations)
+    stored = hashlib.sha256(hmac.digest(salted, b"Client Key", "sha256")).digest()
+    server = hmac.digest(salted, b"Server Key", "sha256")
+    text = [base64.b64encode(part).decode() for part in (salt, stored, server)]
+    return f"SCRAM-SHA-256${iterations}:{text[0]}${text[1]}:{text[2]}"
+
+
+SECRETS = {
+    "plain": "wonderland",
+    "md5": md5_secret("alice", "wonderland"),
+    "scram": scram_secret("wonderland"),
+}
+
+
+@contextmanager
+def server_asks(postgres, method: str, password_encryption: str = "scram-sha-256") -> Iterator[None]:
+    """PostgreSQL asks alice for a password by `method`, which it stores so."""
+    postgres.psql(f"set password_encryption to '{password_encryption}'; alter role alice password 'wonderland'")
+    postgres.hba([f"host all alice 127.0.0.1/32 {method}", "host all all 127.0.0.1/32 trust"])
+    try:
+        eventually(lambda: _is_asked(postgres.port), "the new rules")
+        yield
+    finally:
+        postgres.hba(["host all all 127.0.0.1/32 trust"])
+        eventually(lambda: not _is_asked(postgres.port), "the old rules")
+
+
+def _is_asked(port: int) -> bool:
+    with Client(port) as client:
+        client.write(startup(user="alice", database="postgres"))
+        seen = client.until(lambda seen: count(seen, "R") + count(seen, "E") > 0)
+        return seen[0].body != bytes(4)
+
+
+def user_of(relay, password: str, **more: object) -> str:
+    with psycopg.connect(relay.dsn(user="alice", password=password, **more)) as connection:
+        return str(connection.execute("select current_user").fetchone())
+
+
+@pytest.mark.both
+@pytest.mark.parametrize("secret", SECRETS)
+@pytest.mark.parametrize("method", METHODS)
+def test_client_login_by_every_method_with_every_secret(gateway, method, secret):
+    # md5 with a SCRAM secret asks for SCRAM; a secret in md5 cannot serve SCRAM.
+    relay = gateway(auth={"type": method}, userlist={"alice": SECRETS[secret], "postgres": SECRETS["plain"]})
+    if (method, secret) == ("scram-sha-256", "md5"):
+        with pytest.raises(psycopg.OperationalError):
+            user_of(relay, "wonderland")
+    else:
+        assert "alice" in user_of(relay, "wonderland")
+    with pytest.raises(psycopg.OperationalError, match="authentication failed"):
+        user_of(relay, "wrong")
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_unknown_user_looks_like_a_wrong_password(gateway, method):
+    # The same requests and the same error: no list of users can be made.
+    relay = gateway(auth={"type": method}, userlist={"alice": SECRETS["scram" if method != "md5" else "md5"]})
+    asked, errors = [], []
+    for user in ("alice", "nobody"):
+        with Client(relay.port) as client:
+            client.write(startup(user=user, database="postgres"))
+            asked.append([seen.body[:12] for seen in client.until(lambda seen: count(seen, "R") > 0)])
+        with pytest.raises(psycopg.OperationalError) as refused:
+            psycopg.connect(relay.dsn(user=user, password="wrong"))
+        errors.append(str(refused.value).replace(user, "USER"))
+    if method != "md5":  # its salt is in the first twelve bytes
+        assert asked[0] == asked[1]
+    assert errors[0] == errors[1]
+
+
+def test_wrong_password_is_28p01_and_fatal(gateway):
+    relay = gateway(auth={"type": "password"})
+    from .messages import password
+
+    with Client(relay.port) as client:
+        client.write(startup(user="alice", database="postgres"))
+        client.until(lambda seen: count(seen, "R") > 0)
+        client.write(password("wrong"))
+        seen = client.wait_closed()
+        fields = error(seen)
+        assert (fields["C"], fields["S"]) == ("28P01", "FATAL")
+        assert fields["M"] == 'password authentication failed for user "alice"'
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_empty_password_is_refused(gateway, method):
+    relay = gateway(auth={"type": method}, userlist={"alice": ""})
+    with pytest.raises(psycopg.OperationalError):
+        user_of(relay, "")
+
+
+@pytest.mark.parametrize("length", [1000, 5000, 60_000])
+def test_long_password_works(gateway, length):
+    # #1215, #1520, #1310.
+    long = "p" * length
+    for method in METHODS:
+        relay = gateway(auth={"type": method}, userlist={"alice": long, "postgres": long})
+        assert "alice" in user_of(relay, long)
+
+
+def test_password_with_unicode_and_quotes_works(gateway):
+    secret = "pä\"ss wörd\u00a0'\\"
+    for method in METHODS:
+        relay = gateway(auth={"type": method}, userlist={"alice": secret.replace('"', '""')})
+        assert "alice" in user_of(relay, secret)
+
+
+def test_asyncpg_logs_in_by_scram(gateway):
+    relay = gateway(auth={"type": "scram-sha-256"})
+
+    async def work() -> object:
+        connection = await asyncpg.connect(
+            host="127.0.0.1", port=relay.port, user="alice", password="wonderland", database="postgres"
+        )
+        try:
+            return await connection.fetchval("select current_user")
+        finally:
+            await connection.close()
+
+    assert asyncio.run(work()) == "alice"
+
+
+def test_scram_client_that_requires_channel_binding_is_refused(gateway):
+    relay = gateway(auth={"type": "scram-sha-256"})
+    with pytest.raises(psycopg.OperationalError, match="channel binding"):
+        user_of(relay, "wonderland", channel_binding="require")
+
+
+@pytest.mark.both
+@pytest.mark.parametrize("server", METHODS)
+def test_server_login_by_every_method_with_a_plain_secret(gateway, postgres, server):
+    relay_auth = {"type": "scram-sha-256"}
+    with server_asks(postgres, server, "md5" if server == "md5" else "scram-sha-256"):
+        relay = gateway(auth=relay_auth)
+        assert "alice" in user_of(relay, "wonderland")
+
+
+@pytest.mark.both
+def test_scram_pass_through_with_scram_secrets_only(gateway, postgres):
+    # The userlist holds what PostgreSQL stores; the client's own proof opens the server connection.
+    with server_asks(postgres, "scram-sha-256"):
+        secret = postgres.psql("select rolpassword from pg_authid where rolname = 'alice'").strip()
+        relay = gateway(auth={"type": "scram-sha-256"}, userlist={"alice": secret, "postgres": "x"})
+        for _ in range(3):
+            assert "alice" in user_of(relay, "wonderland")
+
+
+def test_md5_pass_through_with_md5_secrets_only(gateway, postgres):
+    with server_asks(postgres, "md5", "md5"):
+        relay = gateway(auth={"type": "md5"}, userlist={"alice": md5_secret("alice", "wonderland"), "postgres": "x"})
+        assert "alice" in user_of(relay, "wonderland")
+
+
+def test_server_that_refuses_our_password_is_reported_to_the_client(gateway, postgres):
+    # One error with the server's SQLSTATE, at login or at the first query; others are undisturbed.
+    with server_asks(postgres, "scram-sha-256"):
+        relay = gateway(auth={"type": "trust"}, userlist={"alice": "stale", "postgres": ""}, query_wait_timeout=2.0)
+        with Client(relay.port) as client:
+            from .messages import query
+
+            client.write(startup(user="alice", database="postgres") + query("select 1"))
+            seen = client.until(lambda seen: count(seen, "E") > 0)
+            assert error(seen)["C"] in ("28P01", "28000", "57P03", "08006")
+        assert value(relay.port, "select 1") == "1"
+
+
+def test_password_change_at_the_server_new_logins_follow_after_reload(gateway, postgres):
+    # #1432, #1504: keys that were cached must go with the old password.
+    with server_asks(postgres, "scram-sha-256"):
+        relay = gateway(auth={"type": "scram-sha-256"}, server_lifetime=0.2)
+        assert "alice" in user_of(relay, "wonderland")
+        postgres.psql("alter role alice password 'changed'")
+        try:
+            (relay.directory / "userlist.txt").write_text('"alice" "changed"\n"postgres" ""\n')
+            relay.reload()
+            eventually(lambda: _logs_in(relay, "changed"), "the new password")
+            with pytest.raises(psycopg.OperationalError):
+                user_of(relay, "wonderland")
+        finally:
+            postgres.psql("alter role alice password 'wonderland'")
+
+
+def test_trust_lets_known_users_in_without_a_password(gateway):
+    relay = gateway()
+    assert value(relay.port, "select current_user", user="alice") == "alice"
+
+
+def test_console_is_for_admin_users(gateway):
+    # CVE-2026-6667: a command without the right to it.
+    relay = gateway(auth={"type": "md5"}, userlist={"alice": "wonderland", "postgres": "secret"})
+    with pytest.raises(psycopg.Error):
+        psycopg.connect(relay.dsn("gateway", user="alice", password="wonderland"), autocommit=True).execute(
+            "show pools"
+        )
+    with psycopg.connect(relay.dsn("gateway", password="secret"), autocommit=True) as connection:
+        assert psycopg.ClientCursor(connection).execute("show pools").description
+
+
+def test_many_logins_at_once_by_scram(gateway):
+    relay = gateway(auth={"type": "scram-sha-256"}, default_pool_size=4)
+
+    async def one() -> object:
+        connection = await psycopg.AsyncConnection.connect(relay.dsn(user="alice", password="wonderland"))
+        async with connection:
+            cursor = await connection.execute("select 1")
+            return await cursor.fetchone()
+
+    async def all_of_them() -> list[object]:
+        return await asyncio.gather(*(one() for _ in range(50)))
+
+    assert asyncio.run(all_of_them()) == [(1,)] * 50
+
+
+def test_login_messages_of_an_answered_client_are_complete(gateway):
+    relay = gateway(auth={"type": "trust"})
+    with Client(relay.port) as client:
+        client.write(startup(**WHO))
+        seen = client.until(lambda seen: count(seen, "Z") > 0)
+        assert types(seen).strip("S").replace("S", "") == "RKZ"
+
+
+def _logs_in(relay, password: str) -> bool:
+    try:
+        return "alice" in user_of(relay, password)
+    except psycopg.OperationalError:
+        return False
