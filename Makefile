@@ -63,6 +63,6 @@ test -f "$$($(PYTHON) -c 'import sysconfig; print(sysconfig.get_path("include"))
 if [ -n "$$missing" ]; then \
   if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
     apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends $$missing; \
-  else echo "install first: $$missing (Debian's names; Python must be 3.11 or newer)" >&2; exit 1; fi; \
+  else echo "install first: $${missing# } (Debian's names; Python must be 3.11 or newer)" >&2; exit 1; fi; \
 fi
 endef

@@ -100,7 +100,7 @@ class Demand(msgspec.Struct, tag=True, frozen=True):
     """How much of a limit a worker uses, and how much it would."""
 
     limit: Limit
-    budget: int  # the whole limit, as the worker read it in the settings
+    budget: int  # the whole limit, as the worker read it in the settings; 0: it has not had to
     share: int  # what it may use now, which acknowledges a grant
     used: int
     wanted: int

@@ -392,7 +392,9 @@ class Cluster:
 
     def wait_streaming(self, timeout: float = START_TIMEOUT) -> None:
         """Wait until every standby streams from the first primary, at most timeout seconds, or raise EmbeddedError."""
-        count = "select count(*) from pg_stat_replication where state = 'streaming' and application_name like 'pg%'"
+        count = (
+            "select count(*) from pg_stat_replication where state = 'streaming' and application_name <> 'pg_basebackup'"
+        )
         if not wait_until(lambda: int(self.primary.psql(count)) >= len(self.standbys), timeout):
             raise EmbeddedError(f"not every standby streams from {self.primary.name} within {timeout:.0f} s")
 

@@ -35,8 +35,6 @@ def pytest_report_header(config: pytest.Config) -> str:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "live: needs a real PostgreSQL and a running gateway")
-    config.addinivalue_line("markers", "both: among the most telling; run on the compiled and on the pure variant")
     config.addinivalue_line("markers", "soak: full sizes, minutes; run with --soak")
 
 

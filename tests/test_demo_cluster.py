@@ -153,7 +153,7 @@ def test_binaries_of_the_demo_extra_tell_their_version(version: str) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can lock the unprivileged user out")
 def test_binaries_in_a_closed_directory_are_copied_and_run(tmp_path: Path) -> None:
-    # pytest's own directory is closed to others, as /root is.
+    # pytest's own directory is closed to others, as root's home is.
     package = find_binaries("18").parents[1]
     for part in (package, package.with_name(f"{package.name}.libs")):
         (tmp_path / part.name).symlink_to(part) if part.is_dir() else None

@@ -277,7 +277,7 @@ class Supervisor:
         grants: list[tuple[int, int]] = []
         if ledger is None:
             ledger = self.ledgers[demand.limit] = Ledger(demand.budget, self.count)
-        elif ledger.budget != demand.budget:
+        elif demand.budget not in (0, ledger.budget):
             grants += ledger.resize(demand.budget)
         grants += ledger.report(index, demand.share, demand.used, demand.wanted)
         self._grant(demand.limit, grants)

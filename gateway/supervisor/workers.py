@@ -51,6 +51,7 @@ class Workers:
 
     def _start(self, index: int) -> Worker:
         ours, theirs = socket.socketpair()
+        theirs.setblocking(False)
         descriptors = self.listeners.of(index)
         command = [sys.executable, "-m", "gateway.worker.main", str(theirs.fileno()), *map(str, descriptors)]
         process = subprocess.Popen(command, pass_fds=[theirs.fileno(), *descriptors], stdin=subprocess.DEVNULL)

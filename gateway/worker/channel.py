@@ -47,13 +47,14 @@ class Channel:
         """Return the records that have come, or None when the supervisor is gone."""
         buf = self._received
         buf.start = buf.end = 0
-        count = buf.recv(self.endpoint.fd, 65536)
-        if count == AGAIN:
-            return iter(())
-        if count <= 0:
+        while (count := buf.recv(self.endpoint.fd, 65536)) > 0:
+            pass
+        if count != AGAIN and buf.end == 0:
             self.reactor.remove(self.endpoint)
             return None
-        return self._records.feed(buf.slice(0, count))  # type: ignore[return-value]
+        if count != AGAIN:
+            self.reactor.again.append(self.endpoint)  # the end is told when all before it was heard
+        return self._records.feed(buf.slice(0, buf.end))  # type: ignore[return-value]
 
     def wait(self) -> list[Down]:
         """Wait for the next records, at the start, when nothing else is to be done; raises ConnectionError."""

@@ -147,6 +147,7 @@ class Front:
             if len(self.logins) > _SPARE_LOGINS and len(self.clients) > self.hard_limit:
                 self.forget(next(iter(self.logins)))
             self.link.client_readable(client)  # most have spoken by now
+        self.reactor.again.append(listener)
 
     def _number(self) -> int:
         while True:
@@ -202,6 +203,19 @@ class Front:
             server.retiring = True
         for server in list(pool.idle):
             self.servers.close(server, "the node has moved")
+
+    def failed(self, endpoint: Endpoint, fault: Exception) -> None:
+        """A fault of our own hit while an endpoint was served: end it and what it was linked to, and go on."""
+        log.critical("internal error: please report it", exc_info=fault)
+        self.link.assembly.start = self.link.assembly.end = 0
+        client = endpoint if isinstance(endpoint, Client) else getattr(endpoint, "client", None)
+        server = endpoint if isinstance(endpoint, Server) else getattr(endpoint, "server", None)
+        if server is not None:
+            server.broken = True
+        if client is not None:
+            self.dismiss(client, errors.INTERNAL())
+        if server is not None and server.client is None:
+            self.servers.close(server, "internal error")
 
     # Clients: coming, being told, going.
 

@@ -72,17 +72,18 @@ cdef class Link:
     @cython.locals(data="unsigned char*", pos=Py_ssize_t, end=Py_ssize_t, run=Py_ssize_t, size=Py_ssize_t,
                    length=Py_ssize_t, kind=int, whole=bint, server=Server, cycle=Cycle, pool=Pool, verdict=int)
     cpdef int from_client(self, Client client, Buffer buf) except -1
-    @cython.locals(portal_end=Py_ssize_t, name_end=Py_ssize_t, statement=Statement, limit=Py_ssize_t)
+    @cython.locals(portal_end=Py_ssize_t, name_end=Py_ssize_t, statement=Statement, limit=Py_ssize_t, pool=Pool)
     cdef Py_ssize_t bind(self, Client client, Server server, Buffer buf, Py_ssize_t run, Py_ssize_t pos,
                          Py_ssize_t size, bint whole) except -2
-    @cython.locals(statement=Statement, name_end=Py_ssize_t)
+    @cython.locals(statement=Statement, name_end=Py_ssize_t, pool=Pool, owed=int)
     cdef Py_ssize_t describe_or_close(self, Client client, Server server, Buffer buf, Py_ssize_t run, Py_ssize_t pos,
                                       Py_ssize_t size, int kind) except -2
     @cython.locals(pool=Pool, server=Server)
     cpdef Server acquire(self, Client client)
+    @cython.locals(pool=Pool)
     cpdef bint join(self, Client client, Server server) except -1
     @cython.locals(data="unsigned char*", pos=Py_ssize_t, end=Py_ssize_t, run=Py_ssize_t, size=Py_ssize_t,
-                   kind=int, whole=bint, client=Client, cycle=Cycle, verdict=int)
+                   kind=int, whole=bint, client=Client, cycle=Cycle, verdict=int, pool=Pool)
     cpdef int from_server(self, Server server, Buffer buf) except -1
     @cython.locals(pool=Pool, now="long long")
     cdef int ready(self, Client client, Cycle cycle) except -1
@@ -96,6 +97,7 @@ cdef class Link:
     cpdef int to_server(self, Server server, Buffer buf, Py_ssize_t start, Py_ssize_t end) except -1
     @cython.locals(count=Py_ssize_t, pool=Pool)
     cpdef int to_client(self, Client client, Buffer buf, Py_ssize_t start, Py_ssize_t end) except -1
+    @cython.locals(inbox=Buffer)
     cdef int keep(self, Endpoint endpoint, Buffer buf, Py_ssize_t pos) except -1
     @cython.locals(out=Buffer, count=Py_ssize_t)
     cpdef int writable(self, Endpoint endpoint) except -1

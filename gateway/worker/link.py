@@ -101,6 +101,8 @@ class Link:
             if count != AGAIN:
                 self.front.client_gone(client, count)
             return 0
+        if count == CHUNK:
+            self.reactor.again.append(client)
         if client.state == CLIENT_ACTIVE or client.state == CLIENT_IDLE:
             pool = client.pool
             pool.received += count
@@ -184,7 +186,7 @@ class Link:
             if kind == QUERY:
                 client.unnamed_serial = server.unnamed_serial = 0
                 verdict = PASS_ON
-                if whole and client.statements and (data[pos + 5] | 0x20) == 0x64:  # D: DEALLOCATE, DISCARD
+                if whole and client.statements is not None and (data[pos + 5] | 0x20) == 0x64:  # D: DEALLOCATE, DISCARD
                     self.spill(buf, run, pos)
                     run = pos
                     verdict = self.rewriter.query(client, server, buf, pos + 5, pos + size)
@@ -251,7 +253,8 @@ class Link:
 
     def bind(self, client: Client, server: Server, buf: Buffer, run: int, pos: int, size: int, whole: bool) -> int:
         """Handle a Bind; return where the bytes that are passed on untouched begin, or -1 - run: more is needed."""
-        if not server.pool.rewrites or client.replication:
+        pool: Pool = server.pool
+        if not pool.rewrites or client.replication:
             server.cycle.request(OWES_BIND)
             return run
         limit = min(pos + size, buf.end)
@@ -266,7 +269,9 @@ class Link:
                 run = pos
                 self.rewriter.ensure_unnamed(client, server)
         else:
-            statement = self.rewriter.named(client, buf, portal_end + 1, name_end)
+            statement = None  # for PostgreSQL to refuse, unless the client has given the name
+            if client.statements is not None:
+                statement = client.statements.get(buf.slice(portal_end + 1, name_end))
             if statement is not None:
                 self.spill(buf, run, pos)
                 self.rewriter.ensure(server, statement)
@@ -282,8 +287,9 @@ class Link:
         self, client: Client, server: Server, buf: Buffer, run: int, pos: int, size: int, kind: int
     ) -> int:
         """Handle a whole Describe or Close; return where the bytes that are passed on untouched begin."""
+        pool: Pool = server.pool
         owed = OWES_DESCRIBE if kind == DESCRIBE else OWES_CLOSE
-        if server.pool.rewrites and not client.replication and size > 6 and buf.data[pos + 5] == STATEMENT:
+        if pool.rewrites and not client.replication and size > 6 and buf.data[pos + 5] == STATEMENT:
             name_end = buf.find_zero(pos + 6, pos + size)
             if name_end == pos + 6:
                 if kind == CLOSE:
@@ -293,7 +299,9 @@ class Link:
                     run = pos
                     self.rewriter.ensure_unnamed(client, server)
             elif name_end > 0:
-                statement = self.rewriter.named(client, buf, pos + 6, name_end)
+                statement = None
+                if client.statements is not None:
+                    statement = client.statements.get(buf.slice(pos + 6, name_end))
                 if statement is not None:
                     self.spill(buf, run, pos)
                     if kind == CLOSE:
@@ -331,11 +339,13 @@ class Link:
 
     def join(self, client: Client, server: Server) -> bool:
         """Make the two ends one; return False when the server must be prepared for the client first."""
+        pool: Pool = server.pool
         client.server = server
         server.client = client
         client.state = CLIENT_ACTIVE
-        server.state = SERVER_ACTIVE
-        server.pool.assignments += 1
+        if server.state != SERVER_ACTIVE:
+            pool.move(server, SERVER_ACTIVE, self.reactor.now)
+        pool.assignments += 1
         client.transaction_since = self.reactor.now
         if client.parameters is not server.parameters:
             return bool(self.front.adapt(client, server))
@@ -352,6 +362,8 @@ class Link:
             if count != AGAIN:
                 self.front.server_gone(server, count)
             return 0
+        if count == CHUNK:
+            self.reactor.again.append(server)
         if server.client is not None:
             return self.from_server(server, buf)
         buf.start = self.front.server_bytes(server, buf)
@@ -364,6 +376,7 @@ class Link:
         end = buf.end
         client = server.client
         cycle = server.cycle
+        pool: Pool = server.pool
         while pos < end:
             if server.passing:
                 size = min(server.passing, end - pos)
@@ -428,11 +441,11 @@ class Link:
         if server.client is None:
             return 0  # the client did not take it and is gone
         if cycle.is_free():
-            if server.foreign is None and server.pool.mode != POOL_SESSION and not client.replication:
+            if server.foreign is None and pool.mode != POOL_SESSION and not client.replication:
                 self.part(client, server)
         elif cycle.owed() == 0:
             client.idle_since = self.reactor.now
-            if server.pool.mode == POOL_STATEMENT and cycle.status != IDLE:
+            if pool.mode == POOL_STATEMENT and cycle.status != IDLE:
                 self.front.statement_only(client)
         if client.out is not None and server.client is client and client.out.end - client.out.start > self.high_water:
             self.reactor.want(server, server.interest & ~READ)
@@ -473,7 +486,8 @@ class Link:
         client.idle_since = self.reactor.now
         if server.interest != READ:
             self.reactor.want(server, READ)
-        return self.hand_on(server, server.pool)
+        pool: Pool = server.pool
+        return self.hand_on(server, pool)
 
     def hand_on(self, server: Server, pool: Pool) -> int:
         """Give a free server to the client that has waited longest, or let it idle."""
@@ -540,8 +554,8 @@ class Link:
             buf = self.assembly
             start = 0
             end = buf.end
-        if client.pool is not None:
-            client.pool.sent += end - start
+        pool: Pool = client.pool
+        pool.sent += end - start
         if client.out is None:
             count = buf.send(client.fd, start, end)
             if count >= 0:

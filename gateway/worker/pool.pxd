@@ -25,6 +25,7 @@ cdef class Pool:
     cdef public tuple shares
     cdef public int mode
     cdef public bint rewrites
+    cdef public bint round_robin
     cdef public bint paused
     cdef public long long check_delay
     cdef public list servers

@@ -97,6 +97,7 @@ class Pool:
         """Take (other) settings; limits are the shares' business."""
         self.settings = settings
         self.mode = MODES[settings.pool_mode]
+        self.round_robin = settings.server_round_robin
         self.rewrites = self.mode != POOL_SESSION and settings.max_prepared_statements > 0
         delay = settings.server_check_delay
         self.check_delay = int(delay * SECOND) if settings.server_check_query else 0
@@ -105,10 +106,7 @@ class Pool:
         """Return an idle server, now active, or None. One that must be checked first comes in state idle."""
         if not self.idle or self.paused:
             return None
-        if self.settings.server_round_robin:
-            server = self.idle.pop(0)
-        else:
-            server = self.idle.pop()
+        server = self.idle.pop(0) if self.round_robin else self.idle.pop()
         if self.check_delay == 0 or now - server.state_since < self.check_delay:
             server.state = SERVER_ACTIVE
             server.state_since = now

@@ -118,6 +118,9 @@ class Pools:
                 wanted = waiting.get(limit, 0) + (share.refused if "clients" in limit.kind else 0)
                 yield Demand(limit, budget, share.limit, share.used, share.used + wanted)
                 share.refused = 0
+        for limit, amount in self.granted.items():
+            if limit not in self.shares:  # nobody has needed it here yet: acknowledge, so that others may have it
+                yield Demand(limit, 0, amount, 0, 0)
 
     def grant(self, limit: Limit, amount: int) -> None:
         """Take a share that the supervisor has decided on, perhaps before anybody needed it."""

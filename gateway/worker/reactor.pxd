@@ -6,6 +6,7 @@ from gateway.worker.sock cimport Poller
 
 cdef int CLIENT
 cdef int SERVER
+cdef int ENDED
 cdef int READ
 cdef int WRITE
 
@@ -18,6 +19,7 @@ cdef class Reactor:
     cdef Poller poller
     cdef list closed
     cdef public list soon
+    cdef public list again
     cdef long long sweep_at
 
     @cython.locals(count=int, at=int, endpoint=Endpoint, events=int, wait=int)

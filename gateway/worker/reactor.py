@@ -1,8 +1,10 @@
 """The worker's loop: wait for sockets, serve those that are ready, let time pass.
 
 1. In each turn servers come before clients (a server that died must not be handed out), and all others come last.
-2. A descriptor is closed at the end of the turn, so that its number cannot be another connection's within it.
-3. The clock is read once a turn, after the wait; `now` is microseconds, and everybody uses it.
+2. Readiness is told once (EPOLLET). Who reads less than he asked for has read all; one who read as much, or whose
+   connection has ended, is served again in the next turn.
+3. A descriptor is closed at the end of the turn, so that its number cannot be another connection's within it.
+4. The clock is read once a turn, after the wait; `now` is microseconds, and everybody uses it.
 
 Run by main.py; see epoll(7).
 """
@@ -33,6 +35,7 @@ class Reactor:
         self.front: Front = None  # type: ignore[assignment]
         self.poller = Poller()
         self.closed: list[int] = []
+        self.again: list[Any] = []  # endpoints that may have more to read
         self.soon: list[Any] = []  # clients to go on with at the end of the turn
         self.sweep_at = self.now + SWEEP_EVERY
 
@@ -43,8 +46,8 @@ class Reactor:
 
     def turn(self, longest: int) -> int:
         """Wait at most *longest* milliseconds and serve what is ready."""
-        count = self.poller.wait(longest)
-        self.now = clock()
+        count = self.poller.wait(0 if self.again else longest)
+        self.now = self.poller.now
         others = False
         for at in range(count):
             endpoint = self.endpoints[self.poller.ready_fd(at)]
@@ -63,7 +66,7 @@ class Reactor:
                     self.serve(endpoint, self.poller.ready_events(at))
                 else:
                     self.front.other_ready(endpoint, self.poller.ready_events(at))
-        if self.soon:
+        if self.soon or self.again:
             self._resume()
         if self.now >= self.sweep_at:
             self.sweep_at = self.now + SWEEP_EVERY
@@ -79,15 +82,28 @@ class Reactor:
         for client in clients:
             if client.fd >= 0:
                 self.link.resume(client)
+        unread, self.again = self.again, []
+        for endpoint in unread:
+            if endpoint.fd < 0 or not endpoint.interest & READ:
+                continue
+            if endpoint.kind == CLIENT or endpoint.kind == SERVER:
+                self.serve(endpoint, READ)
+            else:
+                self.front.other_ready(endpoint, READ)
 
     def serve(self, endpoint: Endpoint, events: int) -> int:
-        if events & WRITE and endpoint.interest & WRITE:
-            self.link.writable(endpoint)
-        if events & ~WRITE and endpoint.fd >= 0:
-            if endpoint.kind == CLIENT:
-                self.link.client_readable(endpoint)  # type: ignore[arg-type]
-            else:
-                self.link.server_readable(endpoint)  # type: ignore[arg-type]
+        try:
+            if events & WRITE and endpoint.interest & WRITE:
+                self.link.writable(endpoint)
+            if events & ENDED:
+                self.again.append(endpoint)
+            if events & ~WRITE and endpoint.fd >= 0:
+                if endpoint.kind == CLIENT:
+                    self.link.client_readable(endpoint)  # type: ignore[arg-type]
+                else:
+                    self.link.server_readable(endpoint)  # type: ignore[arg-type]
+        except Exception as fault:  # a fault of ours costs this connection, not the worker
+            self.front.failed(endpoint, fault)
         return 0
 
     def add(self, endpoint: Endpoint, interest: int) -> None:

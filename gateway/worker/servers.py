@@ -230,6 +230,7 @@ class Servers:
             pool.newcomers.pop(client, None)
             self.front.admission.enter(client)
         self.front.link.hand_on(server, pool)
+        self.front.grow(pool)
 
     def _refused(self, server: Server, fields: dict[str, str], raw: bytes) -> None:
         """The server does not let us in: the clients that wait learn why, unless it is a matter of time."""

@@ -22,6 +22,7 @@ cdef class Poller:
     cdef int fd
     cdef int ready
     cdef void* events
+    cdef readonly long long now
     cdef int control(self, int operation, int fd, int interest) except -1
     cpdef int watch(self, int fd, int interest) except -1
     cpdef int change(self, int fd, int interest) except -1

@@ -15,6 +15,8 @@ import time
 AGAIN = -errno.EAGAIN
 READ = select.EPOLLIN
 WRITE = select.EPOLLOUT
+ENDED = select.EPOLLERR | select.EPOLLHUP | select.EPOLLRDHUP
+_EDGE = select.EPOLLET | select.EPOLLRDHUP
 _EVENTS = 512
 
 
@@ -112,22 +114,26 @@ class Buffer:
 
 
 class Poller:
-    """A level-triggered epoll set; what it finds ready is read by index, valid until the next wait."""
+    """An edge-triggered epoll set: it tells what has become ready, once; change() makes it tell again.
 
-    __slots__ = ("_epoll", "_ready")
+    What it finds is read by index, valid until the next wait.
+    """
+
+    __slots__ = ("_epoll", "_ready", "now")
 
     def __init__(self) -> None:
         self._epoll = select.epoll()
         self._ready: list[tuple[int, int]] = []
+        self.now = clock()  # at the end of the last wait
 
     def watch(self, fd: int, interest: int) -> int:
         """Begin to watch *fd* for READ, WRITE, both, or (0) only for its end."""
-        self._epoll.register(fd, interest)
+        self._epoll.register(fd, interest | _EDGE)
         return 0
 
     def change(self, fd: int, interest: int) -> int:
         """Watch *fd* for something else from now on."""
-        self._epoll.modify(fd, interest)
+        self._epoll.modify(fd, interest | _EDGE)
         return 0
 
     def forget(self, fd: int) -> int:
@@ -138,6 +144,7 @@ class Poller:
     def wait(self, timeout_ms: int) -> int:
         """Wait at most *timeout_ms* (-1: for ever) and return how many descriptors are ready."""
         self._ready = self._epoll.poll(timeout_ms / 1000 if timeout_ms >= 0 else -1, _EVENTS)
+        self.now = clock()
         return len(self._ready)
 
     def ready_fd(self, index: int) -> int:

@@ -13,7 +13,7 @@ import socket
 import struct
 import time
 from collections.abc import Callable, Iterable
-from typing import Self, TypeVar
+from typing import ClassVar, Self, TypeVar
 
 from . import messages
 from .messages import Message
@@ -35,6 +35,8 @@ def eventually(condition: Callable[[], T], what: str, deadline: float = DEADLINE
 class Client:
     """One connection, with the messages that came in and the bytes that still have to go out."""
 
+    everyone: ClassVar[list[Client]] = []
+
     def __init__(self, port: int, host: str = "127.0.0.1", receive_buffer: int = 0) -> None:
         self.socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         if receive_buffer:
@@ -43,6 +45,7 @@ class Client:
         self.socket.connect((host, port))
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.socket.setblocking(False)
+        self.everyone.append(self)
         self.messages: list[Message] = []
         self.parameters: dict[str, str] = {}
         self.pid, self.key = 0, b""
@@ -57,6 +60,12 @@ class Client:
 
     def __exit__(self, *_: object) -> None:
         self.socket.close()
+
+    @classmethod
+    def close_all(cls) -> None:
+        """Close what a test that failed left open."""
+        while cls.everyone:
+            cls.everyone.pop().socket.close()
 
     def write(self, data: bytes) -> None:
         """Queue bytes; they leave in the next `until`, `flush` or `pump`."""
@@ -85,7 +94,12 @@ class Client:
         while self._out:
             self.pump(0.1, reading)
             if time.monotonic() > end:
-                raise AssertionError(f"{len(self._out)} bytes not taken within {deadline} s")
+                raise AssertionError(f"{self.unsent} bytes not taken within {deadline} s")
+
+    @property
+    def unsent(self) -> int:
+        """How many queued bytes have not left yet."""
+        return len(self._out)
 
     def mark(self) -> None:
         """Forget the messages so far: conditions of `until` look at those that follow."""

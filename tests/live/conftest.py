@@ -18,10 +18,11 @@ import pytest
 from gateway.embedded import Cluster, PostgresNode, free_ports
 
 from . import player
-from .endpoints import Direct, Endpoint, Gateway, PgBouncer, Pooler
+from .client import Client
+from .endpoints import ADMIN_PASSWORD, Direct, Endpoint, Gateway, PgBouncer, Pooler
 
 Sql = psycopg.Connection[Any]
-USERS = {"postgres": "", "alice": "wonderland", "bob": "builder"}
+USERS = {"alice": "wonderland", "bob": "builder"}
 
 SCHEMA = """
 create role alice login superuser password 'wonderland';
@@ -69,6 +70,7 @@ def gateway(
         return made[-1]
 
     yield make
+    Client.close_all()
     for endpoint in made:
         _finish(endpoint)
 
@@ -91,21 +93,25 @@ def relay(_shared: list[Any], request: pytest.FixtureRequest) -> Iterator[Any]:
         _shared.append(_shared[0]())
     endpoint = _shared[1]
     yield endpoint
+    Client.close_all()
     try:
         endpoint.assert_no_leak()
     except BaseException:
         _shared.remove(endpoint)
-        if isinstance(endpoint, Pooler):
-            print(endpoint.log[-4000:])
-            endpoint.kill()
+        endpoint.kill()
         raise
 
 
 @pytest.fixture
-def pool_of_one(relay: Endpoint) -> Endpoint:
+def pooler(request: pytest.FixtureRequest) -> None:
+    """For tests of what PostgreSQL alone does not do: they are skipped when it stands in the gateway's place."""
+    if request.config.getoption("--endpoint") == "postgres":
+        pytest.skip("PostgreSQL does not pool")
+
+
+@pytest.fixture
+def pool_of_one(pooler: None, relay: Endpoint) -> Endpoint:
     """The shared gateway, for tests in which clients must wait for its one server."""
-    if isinstance(relay, Direct):
-        pytest.skip("clients of PostgreSQL do not share a server")
     return relay
 
 
@@ -146,7 +152,8 @@ def _maker(postgres: PostgresNode, kind: str, paths: pytest.TempPathFactory) -> 
             return Direct(postgres)
         build = Gateway if kind == "gateway" else PgBouncer
         directory = Path(tempfile.mkdtemp(prefix="gateway-live-")) if kind == "pgbouncer" else paths.mktemp("gateway")
-        return build(postgres, free_ports(1)[0], directory, USERS if userlist is None else userlist, **settings)
+        secrets = {"postgres": ADMIN_PASSWORD, **(USERS if userlist is None else userlist)}
+        return build(postgres, free_ports(1)[0], directory, secrets, **settings)
 
     return make
 

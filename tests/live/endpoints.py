@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import pwd
+import shutil
 import signal
 import socket
 import subprocess
@@ -31,6 +32,8 @@ START = 15.0  # seconds for a process to accept its first client
 STOP = 20.0  # seconds for it to end after SIGTERM
 
 Table = Mapping[str, Any]
+
+ADMIN_PASSWORD = "open sesame"
 
 
 class Server(Protocol):
@@ -63,7 +66,7 @@ class Endpoint:
         """Run one command on the admin console; its rows by column name."""
         if not self.console_database:
             pytest.skip(f"{self.name} has no admin console")
-        with psycopg.connect(self.dsn(self.console_database), autocommit=True) as connection:
+        with self.connect(self.console_database, password=ADMIN_PASSWORD) as connection:
             cursor = psycopg.ClientCursor(connection, row_factory=dict_row)
             cursor.execute(sql)
             return cursor.fetchall() if cursor.description else []
@@ -108,6 +111,10 @@ class Direct(Endpoint):
         found = self._postgres.psql(f"select count(*) from pg_stat_activity where {others}").strip()
         return [] if found == "0" else [f"{found} backends"]
 
+    def kill(self) -> None:
+        others = "backend_type = 'client backend' and pid <> pg_backend_pid() and application_name <> 'bench'"
+        self._postgres.psql(f"select pg_terminate_backend(pid) from pg_stat_activity where {others}")
+
     def stop(self) -> None:
         pass
 
@@ -122,7 +129,12 @@ class Pooler(Endpoint):
         with self._log.open("wb") as log:
             environment = {**os.environ, "PYTHONPATH": str(ROOT)}
             self.process = subprocess.Popen(command, stdout=log, stderr=log, cwd=directory, env=environment)
-        eventually(self._accepts, f"{self.name} accepting on {port}", START)
+        try:
+            eventually(self._accepts, f"{self.name} accepting on {port}", START)
+            self.assert_no_leak()
+        except (AssertionError, psycopg.Error) as late:
+            self.kill()
+            raise AssertionError(f"{self.name} did not start: {late}\n{self.log[-4000:]}") from None
 
     @property
     def log(self) -> str:
@@ -202,7 +214,6 @@ class Gateway(Pooler):
         write_userlist(directory, userlist)
         config.write_text(topology(postgres.port, port, **settings))
         super().__init__([sys.executable, "-m", "gateway", "serve", str(config)], port, directory, config)
-        self.assert_no_leak()
         self.expected_workers = self.workers()
 
     def configure(self, **settings: Any) -> None:
@@ -244,7 +255,11 @@ class PgBouncer(Pooler):
         ]
         lines += ["[users]", *(f"{name} = {_pairs(table)}" for name, table in sections["user"].items())]
         lines += ["[pgbouncer]", "listen_addr = 127.0.0.1", f"listen_port = {port}", "unix_socket_dir ="]
-        lines += [f"auth_type = {auth}", "auth_file = userlist.txt", "admin_users = postgres"]
+        lines += [
+            f"auth_type = {'plain' if auth == 'password' else auth}",
+            "auth_file = userlist.txt",
+            "admin_users = postgres",
+        ]
         lines += [
             "ignore_startup_parameters = extra_float_digits",
             *(f"{key} = {value}" for key, value in front.items()),
@@ -263,6 +278,10 @@ class PgBouncer(Pooler):
     def stop(self) -> None:
         self.process.send_signal(signal.SIGINT)
         self.wait()
+
+    def kill(self) -> None:
+        super().kill()
+        shutil.rmtree(self.directory, ignore_errors=True)
 
 
 DEFAULTS: Table = {

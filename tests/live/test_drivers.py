@@ -195,23 +195,11 @@ def test_psql_copy_both_ways_and_describe(relay, postgres, item):
     assert "item_pkey" in printed
 
 
-def test_psql_single_transaction_variables_and_gexec(relay, postgres, item):
-    text = "insert into item values (1, 'a');\nselect 'insert into item values (2, ''b'')' \\gexec\n\\bind 3 c\n"
-    program(
-        postgres,
-        "psql",
-        *where(relay),
-        "-X",
-        "-1",
-        "-v",
-        "ON_ERROR_STOP=1",
-        "-d",
-        "postgres",
-        text=text.split("\\bind")[0],
-    )
-    assert (
-        program(postgres, "psql", *where(relay), "-XAt", "-d", "postgres", "-c", "select count(*) from item") == "2\n"
-    )
+def test_psql_single_transaction_and_gexec(relay, postgres, item):
+    psql = [*where(relay), "-XAt", "-v", "ON_ERROR_STOP=1", "-d", "postgres"]
+    text = "insert into item values (1, 'a');\nselect 'insert into item values (2, ''b'')' \\gexec\n"
+    program(postgres, "psql", *psql, "-1", text=text)
+    assert program(postgres, "psql", *psql, "-c", "select count(*) from item") == "2\n"
 
 
 @pytest.mark.both

@@ -32,7 +32,7 @@ def leave(client: Client, how: str) -> None:
 
 
 @pytest.mark.both
-def test_server_terminated_while_idle_is_not_noticed(gateway, database):
+def test_server_terminated_while_idle_is_not_noticed(pooler, gateway, database):
     # 57P01 on a pooled connection is nobody's answer; the next query gets a server that lives.
     relay = gateway(default_pool_size=2, pool_mode="transaction")
     with login(relay.port) as client:
@@ -41,7 +41,7 @@ def test_server_terminated_while_idle_is_not_noticed(gateway, database):
             terminate_backends(database)
 
 
-def test_all_servers_terminated_while_many_clients_idle_nobody_notices(gateway, database):
+def test_all_servers_terminated_while_many_clients_idle_nobody_notices(pooler, gateway, database):
     relay = gateway(default_pool_size=5)
     clients = [login(relay.port) for _ in range(20)]
     for client in clients:
@@ -239,7 +239,7 @@ def test_postgres_stopped_by_sigstop_queries_wait_and_go_on(gateway, postgres):
         assert count(seen, "D") == 1 or error(seen)["C"][:2] in ("08", "57")
 
 
-def test_too_many_connections_at_the_server_are_waited_for(gateway, postgres, database):
+def test_too_many_connections_at_the_server_are_waited_for(pooler, gateway, postgres, database):
     # 53300 from the server is not death: clients wait for a connection that it has already.
     relay = gateway(default_pool_size=2)
     with login(relay.port) as client:

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 
 import psycopg
 import pytest
@@ -17,6 +18,8 @@ import pytest
 from .client import Client, count, error, eventually, login, types, value
 from .endpoints import DEFAULTS, ROOT
 from .messages import WHO, query, startup
+
+pytestmark = pytest.mark.usefixtures("pooler")
 
 
 @pytest.mark.both
@@ -131,7 +134,7 @@ def test_signal_on_an_idle_gateway_ends_it_with_0(gateway, number):
 def test_worker_killed_is_restarted_and_others_are_undisturbed(gateway):
     relay = gateway(workers=2, default_pool_size=4)
     clients = [login(relay.port) for _ in range(20)]
-    victim = sorted(relay.workers())[0]
+    victim = min(relay.workers())
     os.kill(victim, signal.SIGKILL)
     eventually(lambda: len(relay.workers() - {victim}) == 2, "a new worker")
     relay.expected_workers = relay.workers()
@@ -253,7 +256,7 @@ def test_console_show_commands_all_answer_under_load(gateway):
 
 def test_console_wrong_command_is_an_error_and_the_session_goes_on(gateway):
     relay = gateway()
-    with psycopg.connect(relay.dsn("gateway"), autocommit=True) as connection:
+    with relay.connect(relay.console_database) as connection:
         cursor = psycopg.ClientCursor(connection)
         for text in ("nonsense", "show nonsense", "select 1 from pg_class", "pause nowhere"):
             with pytest.raises(psycopg.Error):
@@ -264,7 +267,7 @@ def test_console_wrong_command_is_an_error_and_the_session_goes_on(gateway):
 def test_console_answers_what_drivers_ask_at_the_start(gateway):
     # psycopg2 and pgcli send SET and SHOW of their own.
     relay = gateway()
-    with psycopg.connect(relay.dsn("gateway"), autocommit=True) as connection:
+    with relay.connect(relay.console_database) as connection:
         cursor = psycopg.ClientCursor(connection)
         cursor.execute("set datestyle to 'iso'")
         cursor.execute("show client_encoding")
@@ -299,10 +302,8 @@ def _database(relay, name: str = "postgres") -> dict[str, object]:
 
 
 def _ignoring_errors(relay, command: str) -> None:
-    try:
+    with suppress(psycopg.Error):
         relay.console(command)
-    except psycopg.Error:
-        pass
 
 
 def _refused(port: int) -> bool:

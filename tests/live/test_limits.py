@@ -17,6 +17,8 @@ from .client import Client, count, error, eventually, login, value
 from .endpoints import Endpoint
 from .messages import WHO, query, startup
 
+pytestmark = pytest.mark.usefixtures("pooler")
+
 SERVERS = """
 select count(*) from pg_stat_activity
 where backend_type = 'client backend' and application_name not in ('bench', 'sampler')
@@ -123,7 +125,7 @@ def test_waiting_clients_are_served_first_in_first_out(pool_of_one):
 def is_queued(relay: Endpoint, clients: int) -> bool:
     """Tell whether so many clients wait for a server."""
     pools = relay.console("show pools")
-    return sum(row["cl_waiting"] for row in pools if row["database"] == "postgres") == clients
+    return bool(sum(row["cl_waiting"] for row in pools if row["database"] == "postgres") == clients)
 
 
 @pytest.mark.parametrize("workers", [1, 2])

@@ -17,17 +17,18 @@ import psycopg
 import pytest
 
 from .client import Client, count, error, eventually, types, value
-from .messages import WHO, startup
+from .endpoints import ADMIN_PASSWORD
+from .messages import WHO, password, query, startup
 
 METHODS = ["md5", "scram-sha-256", "password"]
 
 
-def md5_secret(user: str, password: str) -> str:
-    return "md5" + hashlib.md5((password + user).encode(), usedforsecurity=False).hexdigest()
+def md5_secret(user: str, text: str) -> str:
+    return "md5" + hashlib.md5((text + user).encode(), usedforsecurity=False).hexdigest()
 
 
-def scram_secret(password: str, salt: bytes = b"0123456789abcdef", iterations: int = 4096) -> str:
-    salted = hashlib.pbkdf2_hmac("sha256", password.encode(), salt, iterations)
+def scram_secret(plain: str, salt: bytes = b"0123456789abcdef", iterations: int = 4096) -> str:
+    salted = hashlib.pbkdf2_hmac("sha256", plain.encode(), salt, iterations)
     stored = hashlib.sha256(hmac.digest(salted, b"Client Key", "sha256")).digest()
     server = hmac.digest(salted, b"Server Key", "sha256")
     text = [base64.b64encode(part).decode() for part in (salt, stored, server)]
@@ -61,8 +62,8 @@ def _is_asked(port: int) -> bool:
         return seen[0].body != bytes(4)
 
 
-def user_of(relay, password: str, **more: object) -> str:
-    with psycopg.connect(relay.dsn(user="alice", password=password, **more)) as connection:
+def user_of(relay, secret: str, **more: object) -> str:
+    with psycopg.connect(relay.dsn(user="alice", password=secret, **more)) as connection:
         return str(connection.execute("select current_user").fetchone())
 
 
@@ -71,7 +72,7 @@ def user_of(relay, password: str, **more: object) -> str:
 @pytest.mark.parametrize("method", METHODS)
 def test_client_login_by_every_method_with_every_secret(gateway, method, secret):
     # md5 with a SCRAM secret asks for SCRAM; a secret in md5 cannot serve SCRAM.
-    relay = gateway(auth={"type": method}, userlist={"alice": SECRETS[secret], "postgres": SECRETS["plain"]})
+    relay = gateway(auth={"type": method}, userlist={"alice": SECRETS[secret]})
     if (method, secret) == ("scram-sha-256", "md5"):
         with pytest.raises(psycopg.OperationalError):
             user_of(relay, "wonderland")
@@ -100,8 +101,6 @@ def test_unknown_user_looks_like_a_wrong_password(gateway, method):
 
 def test_wrong_password_is_28p01_and_fatal(gateway):
     relay = gateway(auth={"type": "password"})
-    from .messages import password
-
     with Client(relay.port) as client:
         client.write(startup(user="alice", database="postgres"))
         client.until(lambda seen: count(seen, "R") > 0)
@@ -124,7 +123,7 @@ def test_long_password_works(gateway, length):
     # #1215, #1520, #1310.
     long = "p" * length
     for method in METHODS:
-        relay = gateway(auth={"type": method}, userlist={"alice": long, "postgres": long})
+        relay = gateway(auth={"type": method}, userlist={"alice": long})
         assert "alice" in user_of(relay, long)
 
 
@@ -170,24 +169,22 @@ def test_scram_pass_through_with_scram_secrets_only(gateway, postgres):
     # The userlist holds what PostgreSQL stores; the client's own proof opens the server connection.
     with server_asks(postgres, "scram-sha-256"):
         secret = postgres.psql("select rolpassword from pg_authid where rolname = 'alice'").strip()
-        relay = gateway(auth={"type": "scram-sha-256"}, userlist={"alice": secret, "postgres": "x"})
+        relay = gateway(auth={"type": "scram-sha-256"}, userlist={"alice": secret})
         for _ in range(3):
             assert "alice" in user_of(relay, "wonderland")
 
 
 def test_md5_pass_through_with_md5_secrets_only(gateway, postgres):
     with server_asks(postgres, "md5", "md5"):
-        relay = gateway(auth={"type": "md5"}, userlist={"alice": md5_secret("alice", "wonderland"), "postgres": "x"})
+        relay = gateway(auth={"type": "md5"}, userlist={"alice": md5_secret("alice", "wonderland")})
         assert "alice" in user_of(relay, "wonderland")
 
 
 def test_server_that_refuses_our_password_is_reported_to_the_client(gateway, postgres):
     # One error with the server's SQLSTATE, at login or at the first query; others are undisturbed.
     with server_asks(postgres, "scram-sha-256"):
-        relay = gateway(auth={"type": "trust"}, userlist={"alice": "stale", "postgres": ""}, query_wait_timeout=2.0)
+        relay = gateway(auth={"type": "trust"}, userlist={"alice": "stale"}, query_wait_timeout=2.0)
         with Client(relay.port) as client:
-            from .messages import query
-
             client.write(startup(user="alice", database="postgres") + query("select 1"))
             seen = client.until(lambda seen: count(seen, "E") > 0)
             assert error(seen)["C"] in ("28P01", "28000", "57P03", "08006")
@@ -201,7 +198,7 @@ def test_password_change_at_the_server_new_logins_follow_after_reload(gateway, p
         assert "alice" in user_of(relay, "wonderland")
         postgres.psql("alter role alice password 'changed'")
         try:
-            (relay.directory / "userlist.txt").write_text('"alice" "changed"\n"postgres" ""\n')
+            (relay.directory / "userlist.txt").write_text(f'"alice" "changed"\n"postgres" "{ADMIN_PASSWORD}"\n')
             relay.reload()
             eventually(lambda: _logs_in(relay, "changed"), "the new password")
             with pytest.raises(psycopg.OperationalError):
@@ -217,12 +214,12 @@ def test_trust_lets_known_users_in_without_a_password(gateway):
 
 def test_console_is_for_admin_users(gateway):
     # CVE-2026-6667: a command without the right to it.
-    relay = gateway(auth={"type": "md5"}, userlist={"alice": "wonderland", "postgres": "secret"})
+    relay = gateway(auth={"type": "md5"}, userlist={"alice": "wonderland"})
     with pytest.raises(psycopg.Error):
         psycopg.connect(relay.dsn("gateway", user="alice", password="wonderland"), autocommit=True).execute(
             "show pools"
         )
-    with psycopg.connect(relay.dsn("gateway", password="secret"), autocommit=True) as connection:
+    with relay.connect(relay.console_database, password=ADMIN_PASSWORD) as connection:
         assert psycopg.ClientCursor(connection).execute("show pools").description
 
 
@@ -249,8 +246,8 @@ def test_login_messages_of_an_answered_client_are_complete(gateway):
         assert types(seen).strip("S").replace("S", "") == "RKZ"
 
 
-def _logs_in(relay, password: str) -> bool:
+def _logs_in(relay, secret: str) -> bool:
     try:
-        return "alice" in user_of(relay, password)
+        return "alice" in user_of(relay, secret)
     except psycopg.OperationalError:
         return False

@@ -127,11 +127,11 @@ def test_replication_connection_in_session_mode_streams(gateway, postgres, tmp_p
     # CopyBoth: pg_receivewal and a logical slot go through, one server each.
     relay = gateway(pool_mode="session", default_pool_size=3)
     with login(relay.port, replication="true") as client:
-        assert count(client.ask(query("identify_system")), "D") == 1
+        assert count(client.ask(query("IDENTIFY_SYSTEM")), "D") == 1
         position = client.value("show server_version")
         assert position
         client.mark()
-        client.write(query("start_replication physical 0/1000000"))
+        client.write(query("START_REPLICATION PHYSICAL 0/1000000"))
         client.until(lambda seen: count(seen, "W") + count(seen, "E") > 0)
     dsn = f"host=127.0.0.1 port={relay.port} user=postgres dbname=replication"
     done = subprocess.run(
@@ -147,6 +147,6 @@ def test_replication_connection_in_session_mode_streams(gateway, postgres, tmp_p
 def test_replication_connection_in_transaction_mode_is_served_or_refused_in_words(gateway):
     relay = gateway()
     with Client(relay.port) as client:
-        client.write(startup(**WHO, replication="database") + query("identify_system"))
+        client.write(startup(**WHO, replication="database") + query("IDENTIFY_SYSTEM"))
         seen = client.until(lambda seen: count(seen, "Z") == 2)
         assert count(seen, "D") == 1 or "replication" in error(seen)["M"]

@@ -345,7 +345,7 @@ def test_parse_without_sync_then_disconnect_does_not_poison_the_text(relay):
             assert types(two.ask(parse("select 'poison'", "q") + use("q") + sync())) == "12TDCZ"
 
 
-def test_statements_work_on_every_server_of_the_pool(gateway):
+def test_statements_work_on_every_server_of_the_pool(pooler, gateway):
     # A client prepares on one server and executes on another.
     relay = gateway(default_pool_size=3)
     with login(relay.port) as client, login(relay.port) as one, login(relay.port) as two:

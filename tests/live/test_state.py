@@ -122,8 +122,8 @@ def test_reported_settings_of_three_clients_on_one_server(relay):
     clients = {name: login(relay.port) for name in ZONES}
     settings = {
         "timezone": ZONES,
-        "application_name": {n: name * 12 for name in ZONES},
-        "datestyle": dict(zip(ZONES, ("German, DMY", "SQL, MDY", "Postgres, DMY"), strict=True)),
+        "application_name": {name: name * 12 for name in ZONES},
+        "datestyle": {"one": "German, DMY", "two": "SQL, MDY", "three": "Postgres, DMY"},
     }
     for name, client in clients.items():
         for setting, values in settings.items():
