@@ -14,7 +14,7 @@ from gateway.settings import Front, LogFormat
 
 
 class _Text(logging.Formatter):
-    converter = time.gmtime
+    converter = staticmethod(time.gmtime)
     default_msec_format = "%s.%03d"
 
     def __init__(self, process: str) -> None:
@@ -22,7 +22,7 @@ class _Text(logging.Formatter):
 
 
 class _Json(logging.Formatter):
-    converter = time.gmtime
+    converter = staticmethod(time.gmtime)
 
     def __init__(self, process: str) -> None:
         super().__init__()

@@ -35,8 +35,8 @@ class Listeners:
                 if listen.unix_path is not None:
                     self._shared.append(self._unix(listen, front))
                 else:
-                    for sockets in self._own:
-                        sockets.append(_tcp(listen, front))
+                    for worker, sockets in enumerate(self._own):
+                        sockets.append(_tcp(listen, front, alone=worker == 0))
         except BaseException:
             self.close()
             raise
@@ -77,7 +77,7 @@ def _answers(path: str) -> bool:
         return probe.connect_ex(path) == 0
 
 
-def _tcp(listen: Listen, front: Front) -> socket.socket:
+def _tcp(listen: Listen, front: Front, *, alone: bool) -> socket.socket:
     try:
         family, kind, _, _, address = socket.getaddrinfo(
             listen.host, listen.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -89,6 +89,8 @@ def _tcp(listen: Listen, front: Front) -> socket.socket:
         if family == socket.AF_INET6:
             sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)  # "0.0.0.0" may be listened on beside "[::]"
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if alone:
+            _refuse_company(family, address)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         keep_alive(sock, front)
@@ -98,3 +100,12 @@ def _tcp(listen: Listen, front: Front) -> socket.socket:
         sock.close()
         raise ListenError(f"cannot listen on {listen}: {error.strerror}") from None
     return sock
+
+
+def _refuse_company(family: int, address: tuple[object, ...]) -> None:
+    """Raise OSError when somebody listens there: with SO_REUSEPORT the kernel would give him half of the clients."""
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        if family == socket.AF_INET6:
+            probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind(address)

@@ -9,6 +9,7 @@ Called by the cli. See the sections "Two kinds of process" and "A failover" of A
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import resource
@@ -151,10 +152,8 @@ class Supervisor:
         with anyio.open_signal_receiver(signal.SIGHUP, signal.SIGTERM, signal.SIGINT) as signals:
             async for number in signals:
                 if number == signal.SIGHUP:
-                    try:
+                    with contextlib.suppress(SettingsError):  # it is in the log
                         await self.reload()
-                    except SettingsError:
-                        pass  # said
                 else:
                     log.info("%s: draining (shutdown_timeout %g s)", number.name, self.settings.front.shutdown_timeout)
                     break
@@ -170,8 +169,7 @@ class Supervisor:
         self.workers.stopping = True
         await self.workers.tell_all(Drain(timeout))
         with anyio.move_on_after(timeout + _GRACE):
-            while any(worker.process.poll() is None for worker in self.workers.all):
-                await anyio.sleep(0.02)
+            await self.workers.ended()
         ending.cancel_scope.cancel()
 
     async def reload(self) -> None:
@@ -348,9 +346,13 @@ def read_users(settings: Settings) -> dict[str, str] | None:
 def unreloadable(before: Settings, after: Settings) -> Iterator[str]:
     """Yield the keys that have changed and that only a new start takes up."""
     for parameter in PARAMETERS:
-        if parameter.section == "front" and not parameter.reloadable:
-            if getattr(before.front, parameter.name) != getattr(after.front, parameter.name):
-                yield f"front.{parameter.name}"
+        name = parameter.name
+        if (
+            parameter.section == "front"
+            and not parameter.reloadable
+            and getattr(before.front, name) != getattr(after.front, name)
+        ):
+            yield f"front.{name}"
 
 
 def nodes(cluster: Cluster) -> list[Node]:

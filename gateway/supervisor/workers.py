@@ -47,6 +47,8 @@ class Workers:
         self.listeners = listeners
         self.first_words = first_words
         self.stopping = False
+        self._ended = 0
+        self._all_ended = anyio.Event()
         self.all = [self._start(index) for index in range(count)]
 
     def _start(self, index: int) -> Worker:
@@ -72,6 +74,9 @@ class Workers:
             with anyio.CancelScope(shield=True):
                 code = await anyio.to_thread.run_sync(worker.process.wait)
             if self.stopping:
+                self._ended += 1
+                if self._ended == len(self.all):
+                    self._all_ended.set()
                 return
             died(index)
             pause = 0.0 if anyio.current_time() - born > _HEALTHY_AFTER else min(max(0.1, 2 * pause), _LONGEST_PAUSE)
@@ -107,6 +112,10 @@ class Workers:
         """Send a record to every worker."""
         for worker in self.all:
             await self.tell(worker.index, record)
+
+    async def ended(self) -> None:
+        """Wait until every worker has ended, once they are stopping."""
+        await self._all_ended.wait()
 
     def kill(self) -> None:
         """End all workers now."""

@@ -1,3 +1,5 @@
+cimport cython
+
 cdef int BIND_COMPLETE
 cdef int CLOSE_COMPLETE
 cdef int COMMAND_COMPLETE
@@ -32,6 +34,7 @@ cdef int COPY_OUT
 cdef int COPY_BOTH
 cdef int FORWARD
 
+@cython.final
 cdef class Cycle:
     cdef public int status
     cdef public int copy

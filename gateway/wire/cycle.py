@@ -212,7 +212,7 @@ class Cycle:
         return 0
 
     def fail(self) -> int:
-        """Drop what the server will skip; undo from the newest to the oldest, for a later change builds on an earlier."""
+        """Drop what the server will skip; undo from the newest to the oldest, for one builds on another."""
         doomed = []
         self.copy = 0
         while self.head != self.tail:

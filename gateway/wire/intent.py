@@ -15,7 +15,8 @@ ALL = b""
 
 _DROPS = re.compile(
     rb"""[\s;]* (?: (?P<all> discard\s+all | deallocate\s+(?:prepare\s+)?all )
-    | deallocate\s+ (?:prepare\s+)? (?: (?P<plain> [a-z_\x80-\xff] [\w$\x80-\xff]* ) | "(?P<quoted> (?: [^"] | "" )+ )" )
+    | deallocate\s+ (?:prepare\s+)?
+        (?: (?P<plain> [a-z_\x80-\xff] [\w$\x80-\xff]* ) | "(?P<quoted> (?: [^"] | "" )+ )" )
     ) [\s;]* \Z""",
     re.IGNORECASE | re.VERBOSE,
 )

@@ -11,7 +11,7 @@ Operations" in PostgreSQL's protocol chapter and guc_tables.c (GUC_REPORT).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 from weakref import WeakValueDictionary
 
 from gateway.wire import messages
@@ -64,7 +64,7 @@ class Parameters:
 
     __slots__ = ("__weakref__", "_steps", "_welcome", "values")
 
-    _interned: WeakValueDictionary[frozenset[tuple[str, str]], Parameters] = WeakValueDictionary()
+    _interned: ClassVar[WeakValueDictionary[frozenset[tuple[str, str]], Parameters]] = WeakValueDictionary()
 
     values: Mapping[str, str]
 

@@ -1,3 +1,6 @@
+cimport cython
+
+@cython.final
 cdef class Statement:
     cdef object __weakref__
     cdef readonly bytes body

@@ -2,8 +2,8 @@
 
 1. Nothing is held for a client that does not speak but its descriptor, and that only for client_login_timeout.
 2. Whether a database exists, or a limit is reached, is told only to those who have proven who they are.
-3. A client's own parameters are tried on a server before it is admitted, once for each combination of values; the server's
-   canonical values are then what the client is told.
+3. A client's own parameters are tried on a server before it is admitted, once for each combination of values; the
+   server's canonical values are then what the client is told.
 
 Called by the front with what clients in state CLIENT_LOGIN send. See "Start-up" in PostgreSQL's protocol chapter.
 """
@@ -184,7 +184,9 @@ class Admission:
         """Give a client its parameters and let it in; where a server has to be asked first, let it wait for one."""
         login: Login = client.login
         pool, packet = login.pool, login.startup
-        assert pool is not None and packet is not None and pool.welcome is not None
+        assert pool is not None
+        assert packet is not None
+        assert pool.welcome is not None
         client.waiting_since = 0
         wanted = packet.parameters
         if not wanted:
@@ -213,8 +215,9 @@ class Admission:
             return
         client.pool = pool
         client.parameters = parameters
-        if self.front.link.acquire(client) is not None:  # nothing was to be asked after all
-            self.front.link.part(client, client.server)
+        server = self.front.link.acquire(client)
+        if server is not None:  # nothing was to be asked after all
+            self.front.link.part(client, server)
             self.admit(client, parameters)
 
     def remember(self, pool: Pool, packet: StartupMessage, parameters: Parameters) -> None:
@@ -227,7 +230,8 @@ class Admission:
         """Let a client in: it is told its parameters and its cancel key, and may send queries."""
         login: Login = client.login
         pool, packet = login.pool, login.startup
-        assert pool is not None and packet is not None
+        assert pool is not None
+        assert packet is not None
         client.login = None
         client.pool = pool
         client.parameters = parameters

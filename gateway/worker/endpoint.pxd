@@ -1,3 +1,5 @@
+cimport cython
+
 from gateway.wire.cycle cimport Cycle
 from gateway.wire.prepared cimport Statement
 from gateway.worker.sock cimport Buffer
@@ -11,6 +13,7 @@ cdef class Endpoint:
     cdef public Buffer inbox
     cdef public Buffer out
 
+@cython.final
 cdef class Client(Endpoint):
     cdef public object pool
     cdef public Server server
@@ -32,10 +35,12 @@ cdef class Client(Endpoint):
     cdef public bytes doom
     cdef public bint notified
 
+@cython.final
 cdef class Server(Endpoint):
     cdef object __weakref__
     cdef public object pool
     cdef public Client client
+    cdef public Server below
     cdef public Cycle cycle
     cdef public object parameters
     cdef public dict statements

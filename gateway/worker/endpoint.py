@@ -73,9 +73,9 @@ class Client(Endpoint):
         self.inbox: Buffer | None = None
         self.out: Buffer | None = None
         self.id = id  # also the process id in its BackendKeyData
-        self.pool: Pool | None = None
+        self.pool: Pool = None  # type: ignore[assignment]  # from its login on
         self.server: Server | None = None
-        self.parameters: Parameters | None = None
+        self.parameters: Parameters = None  # type: ignore[assignment]  # likewise
         self.statements: Names | None = None
         self.unnamed: Buffer | None = None  # body of its last Parse without a name
         self.unnamed_serial = 0  # of that Parse; 0: it has no unnamed statement
@@ -108,7 +108,7 @@ class Server(Endpoint):
         self.pool = pool
         self.client: Client | None = None
         self.cycle = Cycle()
-        self.parameters: Parameters | None = None
+        self.parameters: Parameters = None  # type: ignore[assignment]  # from its login on
         self.statements: Held = {}
         self.generation = 0  # the rewriter's, when they were last looked through
         self.latest: Statement | None = None  # the most recently used of them
@@ -128,5 +128,6 @@ class Server(Endpoint):
         self.retiring = False  # is closed when it is free
         self.discarding = False  # the message that is passing is for nobody
         self.dirty = False  # its last client may have left something behind
+        self.below: Server | None = None  # the next one in the pool's stack of idle servers
         self.reserve = False  # counts against reserve_pool_size
         self.broken = False  # a send failed: read its last words, then close it

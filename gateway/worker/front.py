@@ -201,7 +201,7 @@ class Front:
         """A pool's node is elsewhere: its servers end when they are free."""
         for server in pool.servers:
             server.retiring = True
-        for server in list(pool.idle):
+        for server in pool.idle():
             self.servers.close(server, "the node has moved")
 
     def failed(self, endpoint: Endpoint, fault: Exception) -> None:
@@ -521,7 +521,8 @@ class Front:
 
     def adapted(self, client: Client, server: Server) -> None:
         """A server has taken its client's parameters, or refused them."""
-        before, server.adapting = server.adapting, None
+        before: Any = server.adapting
+        server.adapting = None
         refusal, server.refusal = server.refusal, None
         if refusal is not None:
             server.parameters = before

@@ -55,6 +55,7 @@ cdef int POOL_STATEMENT
 cdef int PASS_ON
 cdef int PUT_OUT
 
+@cython.final
 cdef class Link:
     cdef public Reactor reactor
     cdef public object front

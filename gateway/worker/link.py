@@ -145,7 +145,7 @@ class Link:
             if end - pos < 5:
                 break
             kind = data[pos]
-            length = buf.int32(pos + 1)
+            length = data[pos + 1] << 24 | data[pos + 2] << 16 | data[pos + 3] << 8 | data[pos + 4]
             size = length + 1
             if length < 4 or length > self.max_packet or (length > SMALL and is_small(kind)):
                 self.front.violation(client, kind, length)
@@ -163,7 +163,7 @@ class Link:
                 run = pos
                 continue
             if kind == TERMINATE:
-                if run < pos or self.assembly.end:
+                if server is not None and (run < pos or self.assembly.end):
                     self.to_server(server, buf, run, pos)
                 self.front.client_left(client)
                 break
@@ -249,7 +249,9 @@ class Link:
                 client.query_since = self.reactor.now
                 client.idle_since = 0
             self.to_server(server, buf, run, pos)
-        return self.keep(client, buf, pos)
+        if pos < end or client.inbox is not None:
+            self.keep(client, buf, pos)
+        return 0
 
     def bind(self, client: Client, server: Server, buf: Buffer, run: int, pos: int, size: int, whole: bool) -> int:
         """Handle a Bind; return where the bytes that are passed on untouched begin, or -1 - run: more is needed."""
@@ -322,7 +324,7 @@ class Link:
         if client.doom is not None:
             self.front.fulfil(client)
             return None
-        while pool.idle and not client.replication:
+        while pool.top is not None and not client.replication:
             server = pool.acquire(self.reactor.now)
             if server is None:
                 break
@@ -374,7 +376,7 @@ class Link:
         data = buf.data
         pos = run = buf.start
         end = buf.end
-        client = server.client
+        client: Client = server.client  # type: ignore[assignment]  # it has one, or the front would be asked
         cycle = server.cycle
         pool: Pool = server.pool
         while pos < end:
@@ -389,7 +391,7 @@ class Link:
             if end - pos < 5:
                 break
             kind = data[pos]
-            size = buf.int32(pos + 1) + 1
+            size = (data[pos + 1] << 24 | data[pos + 2] << 16 | data[pos + 3] << 8 | data[pos + 4]) + 1
             whole = end - pos >= size
             if size < 5:
                 self.front.server_gone(server, 0)
@@ -437,7 +439,8 @@ class Link:
                 pos = end
         if run < pos or self.assembly.end:
             self.to_client(client, buf, run, pos)
-        self.keep(server, buf, pos)
+        if pos < end or server.inbox is not None:
+            self.keep(server, buf, pos)
         if server.client is None:
             return 0  # the client did not take it and is gone
         if cycle.is_free():

@@ -8,11 +8,13 @@ cdef int SERVER_ACTIVE
 cdef int SERVER_LOGIN
 cdef int SERVER_CANCELED
 
+@cython.final
 cdef class Share:
     cdef public long limit
     cdef public long used
     cdef public long refused
 
+@cython.final
 cdef class Pool:
     cdef public str database
     cdef public str user
@@ -29,7 +31,7 @@ cdef class Pool:
     cdef public bint paused
     cdef public long long check_delay
     cdef public list servers
-    cdef public list idle
+    cdef public Server top
     cdef public object waiting
     cdef public dict newcomers
     cdef public dict entries

@@ -78,7 +78,7 @@ class Pool:
         self.reserve = reserve
         self.shares = shares  # limits over several pools: of the database, of the user
         self.servers: list[Server] = []
-        self.idle: list[Server] = []
+        self.top: Server | None = None  # the idle server used last, on top of the others (Server.below)
         self.waiting: deque[Client] = deque()
         self.newcomers: dict[Client, None] = {}  # clients in login that wait for the first server's welcome
         self.entries: dict[frozenset[tuple[str, str]], Parameters] = {}  # what startup parameters came to
@@ -104,9 +104,16 @@ class Pool:
 
     def acquire(self, now: int) -> Server | None:
         """Return an idle server, now active, or None. One that must be checked first comes in state idle."""
-        if not self.idle or self.paused:
+        server = self.top
+        if server is None or self.paused:
             return None
-        server = self.idle.pop(0) if self.round_robin else self.idle.pop()
+        if self.round_robin:
+            while server.below is not None:
+                server = server.below
+            self._take(server)
+        else:
+            self.top = server.below
+            server.below = None
         if self.check_delay == 0 or now - server.state_since < self.check_delay:
             server.state = SERVER_ACTIVE
             server.state_since = now
@@ -115,8 +122,7 @@ class Pool:
     def move(self, server: Server, state: int, now: int) -> int:
         """Put a server into another state; the only place that keeps the idle list and the count of connects."""
         if server.state == SERVER_IDLE:
-            if server in self.idle:
-                self.idle.remove(server)
+            self._take(server)
         elif server.state == SERVER_LOGIN:
             self.connecting -= 1
         server.state = state
@@ -125,8 +131,29 @@ class Pool:
             if server.cancels:
                 server.state = SERVER_CANCELED
             else:
-                self.idle.append(server)
+                server.below = self.top
+                self.top = server
         return 0
+
+    def _take(self, server: Server) -> None:
+        """Take a server out of the idle ones, wherever it lies."""
+        above = self.top
+        if above is server:
+            self.top = server.below
+        while above is not None and above is not server:
+            if above.below is server:
+                above.below = server.below
+            above = above.below
+        server.below = None
+
+    def idle(self) -> list[Server]:
+        """Return the idle servers, the one longest idle first."""
+        servers = []
+        server = self.top
+        while server is not None:
+            servers.append(server)
+            server = server.below
+        return servers[::-1]
 
     def add(self, server: Server) -> None:
         """Count a server that is being connected."""
@@ -198,7 +225,7 @@ class Pool:
         """Return the idle servers that stand above a share which shrank, the oldest first."""
         over = max([share.used - share.limit for share in (self.share, *self.shares)])
         over -= len([server for server in self.servers if server.retiring])
-        return self.idle[: max(over, 0)]
+        return self.idle()[: max(over, 0)]
 
     def sweep(self, now: int) -> list[Action]:
         """Return what time has made due in this pool."""
@@ -216,7 +243,7 @@ class Pool:
                 actions += self._sweep_active(server.client, server, now)
         if idle_limit and len(self.servers) > settings.min_pool_size:
             spare = len(self.servers) - settings.min_pool_size
-            for server in self.idle[:spare]:
+            for server in self.idle()[:spare]:
                 if now - server.state_since >= idle_limit:
                     actions.append(Action(Verb.RETIRE, server, "server idle timeout"))
         actions += [Action(Verb.RETIRE, server, "limit lowered") for server in self.surplus()]

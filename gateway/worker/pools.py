@@ -12,7 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gateway.control import Configure, Demand, Limit, first_share
-from gateway.pool_settings import PoolSettings, pool_settings
+from gateway.pool_settings import pool_settings
+from gateway.settings import PoolSettings
 from gateway.worker.endpoint import Server
 from gateway.worker.pool import UNLIMITED, Pool, Share
 from health.view import ClusterView
@@ -141,7 +142,7 @@ def oldest_idle(pools: Iterator[Pool], limited: Pool) -> Server | None:
     for pool in pools:
         if pool is limited or not any(share in full for share in pool.shares):
             continue
-        for server in pool.idle[:1]:
+        for server in pool.idle()[:1]:
             if found is None or server.state_since < found.state_since:
                 found = server
     return found

@@ -10,6 +10,7 @@ cdef int ENDED
 cdef int READ
 cdef int WRITE
 
+@cython.final
 cdef class Reactor:
     cdef public long long now
     cdef public bint running
@@ -22,7 +23,7 @@ cdef class Reactor:
     cdef public list again
     cdef long long sweep_at
 
-    @cython.locals(count=int, at=int, endpoint=Endpoint, events=int, wait=int)
+    @cython.locals(poller=Poller, others=bint, count=int, at=int, endpoint=Endpoint, events=int, wait=int)
     cpdef int turn(self, int longest) except -1
     cdef int serve(self, Endpoint endpoint, int events) except -1
     cpdef int want(self, Endpoint endpoint, int interest) except -1

@@ -15,7 +15,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from gateway.worker.endpoint import CLIENT, SERVER, Endpoint
-from gateway.worker.sock import WRITE, Poller, clock
+from gateway.worker.sock import ENDED, READ, WRITE, Poller, clock
 
 if TYPE_CHECKING:
     from gateway.worker.front import Front
@@ -46,26 +46,27 @@ class Reactor:
 
     def turn(self, longest: int) -> int:
         """Wait at most *longest* milliseconds and serve what is ready."""
-        count = self.poller.wait(0 if self.again else longest)
-        self.now = self.poller.now
+        poller = self.poller
+        count = poller.wait(0 if self.again else longest)
+        self.now = poller.now
         others = False
         for at in range(count):
-            endpoint = self.endpoints[self.poller.ready_fd(at)]
+            endpoint = self.endpoints[poller.ready_fds[at]]
             if endpoint is None:
                 continue
             if endpoint.kind == SERVER:
-                self.serve(endpoint, self.poller.ready_events(at))
+                self.serve(endpoint, poller.ready_events[at])
             else:
                 others = True
         if others:
             for at in range(count):
-                endpoint = self.endpoints[self.poller.ready_fd(at)]
+                endpoint = self.endpoints[poller.ready_fds[at]]
                 if endpoint is None or endpoint.kind == SERVER:
                     continue
                 if endpoint.kind == CLIENT:
-                    self.serve(endpoint, self.poller.ready_events(at))
+                    self.serve(endpoint, poller.ready_events[at])
                 else:
-                    self.front.other_ready(endpoint, self.poller.ready_events(at))
+                    self.front.other_ready(endpoint, poller.ready_events[at])
         if self.soon or self.again:
             self._resume()
         if self.now >= self.sweep_at:

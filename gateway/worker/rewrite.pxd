@@ -17,6 +17,7 @@ cdef int PARSE
 cdef int QUERY
 cdef int FAILED
 
+@cython.final
 cdef class Rewriter:
     cdef public Buffer assembly
     cdef public Py_ssize_t capacity

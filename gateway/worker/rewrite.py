@@ -196,7 +196,7 @@ class Rewriter:
         return 0
 
     def age(self, server: Server) -> None:
-        """Have every statement of the server prepared again before its next use (DDL, "cached plan must not change")."""
+        """Have every statement of the server prepared again before its next use."""
         server.generation = self.generation
         server.latest = None
         for statement in server.statements:

@@ -2,8 +2,8 @@
 
 1. A server is open to clients only when it is known to be clean: logged in, tested, rolled back, reset.
 2. Each state other than idle and active has a deadline, and at its end the connection is closed.
-3. A server that is closed counts against the limits until PostgreSQL has closed its end too, so that the sum of sessions
-   never passes a limit, not even for a moment.
+3. A server that is closed counts against the limits until PostgreSQL has closed its end too, so that the sum of
+   sessions never passes a limit, not even for a moment.
 
 Called by the front and the link. See "Start-up" and "Termination" in PostgreSQL's protocol chapter.
 """
@@ -341,7 +341,7 @@ class Servers:
         """A server is out of its transaction: reset it where the mode asks for it, then hand it on."""
         pool = server.pool
         always = pool.settings.server_reset_query_always
-        if server.state not in (SERVER_TESTED,) and (pool.mode == POOL_SESSION or always) and self._reset(server):
+        if server.state != SERVER_TESTED and (pool.mode == POOL_SESSION or always) and self._reset(server):
             return
         self.front.link.hand_on(server, pool)
 

@@ -1,4 +1,7 @@
+cimport cython
 
+
+@cython.final
 cdef class Buffer:
     cdef unsigned char* data
     cdef public Py_ssize_t start
@@ -18,18 +21,18 @@ cdef class Buffer:
     cpdef Py_ssize_t recv(self, int fd, Py_ssize_t room) except? -1000
     cpdef Py_ssize_t send(self, int fd, Py_ssize_t start, Py_ssize_t end) noexcept
 
+@cython.final
 cdef class Poller:
     cdef int fd
-    cdef int ready
     cdef void* events
+    cdef int* ready_fds
+    cdef int* ready_events
     cdef readonly long long now
     cdef int control(self, int operation, int fd, int interest) except -1
     cpdef int watch(self, int fd, int interest) except -1
     cpdef int change(self, int fd, int interest) except -1
     cpdef int forget(self, int fd) except -1
     cpdef int wait(self, int timeout_ms) except -1
-    cpdef int ready_fd(self, int index) noexcept
-    cpdef int ready_events(self, int index) noexcept
 
 cpdef int accept(int fd) noexcept
 cpdef Py_ssize_t send_bytes(int fd, bytes data) noexcept

@@ -114,16 +114,14 @@ class Buffer:
 
 
 class Poller:
-    """An edge-triggered epoll set: it tells what has become ready, once; change() makes it tell again.
+    """An edge-triggered epoll set: it tells what has become ready, once; change() makes it tell again."""
 
-    What it finds is read by index, valid until the next wait.
-    """
-
-    __slots__ = ("_epoll", "_ready", "now")
+    __slots__ = ("_epoll", "now", "ready_events", "ready_fds")
 
     def __init__(self) -> None:
         self._epoll = select.epoll()
-        self._ready: list[tuple[int, int]] = []
+        self.ready_fds: list[int] = []  # what the last wait found, valid until the next
+        self.ready_events: list[int] = []  # EPOLLIN, EPOLLOUT, EPOLLERR, EPOLLHUP, EPOLLRDHUP of each
         self.now = clock()  # at the end of the last wait
 
     def watch(self, fd: int, interest: int) -> int:
@@ -143,17 +141,11 @@ class Poller:
 
     def wait(self, timeout_ms: int) -> int:
         """Wait at most *timeout_ms* (-1: for ever) and return how many descriptors are ready."""
-        self._ready = self._epoll.poll(timeout_ms / 1000 if timeout_ms >= 0 else -1, _EVENTS)
+        found = self._epoll.poll(timeout_ms / 1000 if timeout_ms >= 0 else -1, _EVENTS)
+        self.ready_fds = [fd for fd, _ in found]
+        self.ready_events = [events for _, events in found]
         self.now = clock()
-        return len(self._ready)
-
-    def ready_fd(self, index: int) -> int:
-        """Return the descriptor at *index* of the last wait."""
-        return self._ready[index][0]
-
-    def ready_events(self, index: int) -> int:
-        """Return the events at *index* of the last wait (EPOLLIN, EPOLLOUT, EPOLLERR, EPOLLHUP)."""
-        return self._ready[index][1]
+        return len(found)
 
 
 def accept(fd: int) -> int:

@@ -165,13 +165,17 @@ cdef class Poller:
         if self.fd < 0:
             raise OSError(errno, "epoll_create1")
         self.events = malloc(EVENTS * sizeof(epoll_event))
-        if self.events is NULL:
+        self.ready_fds = <int*> malloc(EVENTS * sizeof(int))
+        self.ready_events = <int*> malloc(EVENTS * sizeof(int))
+        if self.events is NULL or self.ready_fds is NULL or self.ready_events is NULL:
             raise MemoryError
 
     def __dealloc__(self):
         if self.fd >= 0:
             close(self.fd)
         free(self.events)
+        free(self.ready_fds)
+        free(self.ready_events)
 
     cdef int control(self, int operation, int fd, int interest) except -1:
         cdef epoll_event event
@@ -192,22 +196,18 @@ cdef class Poller:
         return self.control(EPOLL_CTL_DEL, fd, 0)
 
     cpdef int wait(self, int timeout_ms) except -1:
-        cdef int count
+        cdef int count, at
         # A worker has one thread: there is nobody to leave the interpreter to, and asking costs 100 ns.
         count = epoll_wait(self.fd, <epoll_event*> self.events, EVENTS, timeout_ms)
         if count < 0:
             if errno != EINTR:
                 raise OSError(errno, "epoll_wait")
             count = 0
-        self.ready = count
+        for at in range(count):
+            self.ready_fds[at] = (<epoll_event*> self.events)[at].data.fd
+            self.ready_events[at] = (<epoll_event*> self.events)[at].events
         self.now = clock()
         return count
-
-    cpdef int ready_fd(self, int index) noexcept:
-        return (<epoll_event*> self.events)[index].data.fd
-
-    cpdef int ready_events(self, int index) noexcept:
-        return (<epoll_event*> self.events)[index].events
 
 
 cpdef int accept(int fd) noexcept:
