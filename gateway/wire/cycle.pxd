@@ -15,8 +15,6 @@ cdef int PORTAL_SUSPENDED
 cdef int READY_FOR_QUERY
 cdef int ROW_DESCRIPTION
 
-cdef int OWES_QUERY
-cdef int OWES_FUNCTION_CALL
 cdef int OWES_SYNC
 cdef int OWES_PARSE
 cdef int OWES_BIND
@@ -42,6 +40,7 @@ cdef class Cycle:
     cdef public bint group_open
     cdef public bint desynced
     cdef public int special
+    cdef public int boundaries
     cdef bytearray ring
     cdef Py_ssize_t head
     cdef Py_ssize_t tail

@@ -47,10 +47,19 @@ from gateway.wire.owed import (
     OWES_SYNC,
     SKIP,
 )
+from gateway.wire.prepared import Statement
 
 
 class Change(Protocol):
     """A change of prepared statements that was made when the request went out."""
+
+    @property
+    def name(self) -> bytes | None:
+        """The client's name that it is about, None for all of them."""
+
+    @property
+    def statement(self) -> Statement | None:
+        """The statement that it is about."""
 
     def redo(self) -> None:
         """Make the change, again where something before it in the pipeline wiped it out."""
@@ -69,6 +78,7 @@ class Cycle:
         self.group_open = False  # extended messages were sent since the last Sync
         self.desynced = False  # an answer came that no request explains; not to be used for another client
         self.special = 0  # entries in the ring that are SKIP or FAKE: while 0 all is forwarded
+        self.boundaries = 0  # Sync, Query and FunctionCall in the ring: groups that end
         self.ring = bytearray(16)
         self.head = 0
         self.tail = 0
@@ -130,6 +140,8 @@ class Cycle:
         self.tail += 1
         if entry & (SKIP | FAKE):
             self.special += 1
+        if kind <= OWES_SYNC:
+            self.boundaries += 1
         return 0
 
     def take_fake(self) -> int:
@@ -202,6 +214,8 @@ class Cycle:
     def pop(self) -> int:
         entry = self.ring[self.head & self.mask]
         self.head += 1
+        if (entry & KIND) <= OWES_SYNC:
+            self.boundaries -= 1
         if entry & (SKIP | FAKE | CHANGE):
             if entry & (SKIP | FAKE):
                 self.special -= 1
@@ -220,6 +234,8 @@ class Cycle:
             if (entry & KIND) == OWES_SYNC:
                 break
             self.head += 1
+            if (entry & KIND) <= OWES_SYNC:
+                self.boundaries -= 1
             if entry & (SKIP | FAKE):
                 self.special -= 1
             if entry & CHANGE:
@@ -237,6 +253,7 @@ class Cycle:
         for at in range(self.head + 1, self.tail):
             entry = self.ring[at & self.mask]
             if not ended and (entry & KIND) == OWES_SYNC:
+                self.boundaries -= 1
                 continue
             if (entry & KIND) == OWES_COPY_END and not ended:
                 ended = True

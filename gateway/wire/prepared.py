@@ -71,6 +71,7 @@ class Injected:
     """A server got a statement that its new client had prepared elsewhere."""
 
     __slots__ = ("held", "statement")
+    name = b""  # no client's
 
     def __init__(self, held: Held, statement: Statement) -> None:
         self.held, self.statement = held, statement
@@ -86,9 +87,10 @@ class Injected:
 
 
 class Evicted:
-    """A server was told to close its least recently used statement."""
+    """A server was told to close a statement: an old one, or the one least recently used."""
 
     __slots__ = ("held", "statement")
+    name = b""  # no client's
 
     def __init__(self, held: Held, statement: Statement) -> None:
         self.held, self.statement = held, statement
@@ -130,6 +132,8 @@ class AllClosed:
     """DEALLOCATE ALL or DISCARD ALL: the client has no names left and the server no statements."""
 
     __slots__ = ("held", "names", "old_held", "old_names")
+    name = None  # every name
+    statement = None
 
     def __init__(self, names: Names, held: Held) -> None:
         self.names, self.held = names, held

@@ -39,13 +39,14 @@ _KEY_3_0, _KEY_3_2 = 4, 32
 class Login:
     """What is known of a client until it is admitted."""
 
-    __slots__ = ("exchange", "gss_asked", "pool", "ssl_asked", "startup")
+    __slots__ = ("exchange", "gss_asked", "pool", "proof", "ssl_asked", "startup")
 
     def __init__(self) -> None:
         self.ssl_asked = self.gss_asked = False
         self.startup: StartupMessage | None = None
         self.exchange: ClientLogin | None = None
         self.pool: Pool | None = None
+        self.proof = b""  # what ends the exchange, due before anything else that is told
 
 
 class Admission:
@@ -118,6 +119,7 @@ class Admission:
             self.front.reply(client, packet.negotiation)
         user = packet.user
         if self.method is Method.TRUST:
+            login.proof = messages.AuthenticationOk
             if self.users is not None and user not in self.users:
                 raise errors.NO_SUCH_ROLE(user=user)
             self._authenticated(client, login, packet)
@@ -149,14 +151,15 @@ class Admission:
         reply = exchange.receive(kind, body)
         if exchange.done:
             assert login.startup is not None
-            self._authenticated(client, login, login.startup, reply)
+            login.proof = reply + messages.AuthenticationOk
+            self._authenticated(client, login, login.startup)
         elif reply:
             self.front.reply(client, reply)
 
-    def _authenticated(self, client: Client, login: Login, packet: StartupMessage, last: bytes = b"") -> None:
+    def _authenticated(self, client: Client, login: Login, packet: StartupMessage) -> None:
         """The client is who it says: find out whether it may have what it wants."""
         if packet.database in CONSOLE_DATABASES:
-            self._open_console(client, packet, last)
+            self._open_console(client, login, packet)
             return
         pool = self.front.pools.get(packet.database, packet.user)
         if pool is None:
@@ -165,8 +168,6 @@ class Admission:
         login.pool = pool
         if login.exchange is not None:
             self.front.servers.learn(pool, packet.user, login.exchange)
-        if last:
-            self.front.reply(client, last)
         if packet.replication:
             client.replication = True
             self.front.servers.connect(pool, client)
@@ -242,7 +243,7 @@ class Admission:
         self.front.admitted(client, packet)
         self.front.reply(
             client,
-            messages.AuthenticationOk
+            login.proof
             + parameters.welcome(pool.reported)
             + messages.backend_key_data(client.id, self.cancel_key(client, packet.protocol))
             + _READY,
@@ -253,7 +254,7 @@ class Admission:
         size = _KEY_3_2 if protocol == messages.PROTOCOL_3_2 else _KEY_3_0
         return blake2b(b"%d %d" % (client.id, client.connected_at), key=self.secret, digest_size=32).digest()[:size]
 
-    def _open_console(self, client: Client, packet: StartupMessage, last: bytes) -> None:
+    def _open_console(self, client: Client, login: Login, packet: StartupMessage) -> None:
         admin = packet.user in self.console.admin_users
         if not admin and packet.user not in self.console.stats_users:
             raise errors.CONSOLE_ACCESS(user=packet.user)
@@ -261,7 +262,7 @@ class Admission:
         client.state = CLIENT_CONSOLE
         key = messages.backend_key_data(client.id, self.cancel_key(client, packet.protocol))
         self.front.admitted(client, packet)
-        self.front.reply(client, last + messages.AuthenticationOk + key)
+        self.front.reply(client, login.proof + key)
         self.front.channel.send(ConsoleOpened(client.id, packet.user, admin))
 
 

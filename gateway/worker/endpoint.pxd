@@ -34,6 +34,7 @@ cdef class Client(Endpoint):
     cdef public int discarding
     cdef public bytes doom
     cdef public bint notified
+    cdef public bint stalled
 
 @cython.final
 cdef class Server(Endpoint):

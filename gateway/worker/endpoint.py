@@ -90,6 +90,7 @@ class Client(Endpoint):
         self.discarding = 0  # the message that is passing is for nobody (link.DISCARD, DISCARD_QUERY)
         self.doom: bytes | None = None  # the error that its next request gets: its transaction died unasked
         self.skip_to_sync = False  # an error of ours is out: discard all up to Sync, as PostgreSQL does
+        self.stalled = False  # goes on when the changes of statements under way are settled (rewrite.STALL)
         self.notified = False  # has been told that it waits
 
 

@@ -66,11 +66,13 @@ from gateway.worker.link import DISCARD, DISCARD_QUERY, Link
 from gateway.worker.pool import POOL_SESSION, SECOND, Pool, Verb
 from gateway.worker.pools import Pools, oldest_idle
 from gateway.worker.reactor import Reactor
+from gateway.worker.rewrite import own_names
 from gateway.worker.servers import Servers
 from gateway.worker.sock import AGAIN, READ, WRITE, Buffer, accept, send_bytes
 
 log = logging.getLogger("gateway.worker")
 
+_SEVERITIES = (b"S", b"V")  # the fields that tell it, translated and not
 _ACCEPTS = 64  # connections taken at once from a listener before others are served
 _NUMBERS = (1 << WORKER_SHIFT) - 1
 _SPARE_LOGINS = 1000  # connections in login beyond max_client_conn; the oldest silent one makes room
@@ -279,7 +281,7 @@ class Front:
                 log.info("client %d: %s", client.id, last.message)
             last = last.encode()
         if last is not None:
-            self.reply(client, last)
+            self.reply(client, (client.login.proof if client.state == CLIENT_LOGIN else b"") + last)
         if client.fd < 0:
             return
         if client.out is not None:
@@ -370,10 +372,10 @@ class Front:
         if client.pool is not None and client in client.pool.waiting:
             client.pool.leave(client)
         if client.login is not None:
-            self.dismiss(client, with_severity(error, "FATAL"))
+            self.dismiss(client, with_severity(error, b"FATAL"))
             return
         client.state = CLIENT_IDLE
-        self._fail_next(client, with_severity(error, "ERROR"))
+        self._fail_next(client, with_severity(error, b"ERROR"))
 
     def fulfil(self, client: Client) -> None:
         """Answer the next request of a client whose transaction died while nothing was asked."""
@@ -405,15 +407,16 @@ class Front:
         server = client.server
         assert server is not None
         pool = server.pool
-        if server.passing or pool.mode == POOL_SESSION or client.replication:
-            self.dismiss(client, None if server.passing else with_severity(error, "FATAL"))
+        blamed = messages.error_fields(error[5:])["sqlstate"] == "08P01"  # the client broke the protocol
+        if server.passing or pool.mode == POOL_SESSION or client.replication or blamed:
+            self.dismiss(client, None if server.passing else with_severity(error, b"FATAL"))
             return
         if client.passing:
             server.broken = True  # it has half of a message: nothing that follows would be understood
             client.discarding = DISCARD
-        answers, client.skip_to_sync = self._owed_answers(server.cycle, with_severity(error, "ERROR"))
+        answers, client.skip_to_sync = self._owed_answers(server.cycle, with_severity(error, b"ERROR"))
         if not answers and not client.skip_to_sync:
-            client.doom = with_severity(error, "ERROR")  # nothing is asked: the next request gets it
+            client.doom = with_severity(error, b"ERROR")  # nothing is asked: the next request gets it
         client.state = CLIENT_IDLE
         client.query_since = client.transaction_since = 0
         client.idle_since = self.reactor.now
@@ -477,17 +480,19 @@ class Front:
     def _met(self, server: Server, words: bytes) -> None:
         log.info("server %d (%s): %s", server.pid, server.address, messages.error_fields(words[5:]).get("message"))
 
-    def server_error(self, server: Server, message: bytes) -> bool:
-        """Look at an ErrorResponse; return True when it is to be kept back: the server's last words."""
+    def server_error(self, server: Server, message: bytes) -> bytes | None:
+        """Look at an ErrorResponse; return None to pass it on, another in its place, or b"" to keep it back."""
         fields = messages.error_fields(message[5:])
-        if fields.get("sqlstate") == "0A000":
-            self.link.rewriter.age(server)
+        if fields["sqlstate"] == "0A000":
+            self.link.rewriter.generation += 1  # perhaps a plan that does not fit its table any more
         if server.cycle.skip_is_next():
             server.refusal = message
-        if fields.get("severity_nonlocalized", fields.get("severity")) in ("FATAL", "PANIC"):
+        if fields.get("severity_nonlocalized", fields["severity"]) in ("FATAL", "PANIC"):
             server.last_words = message
-            return True
-        return False
+            return b""
+        if server.client is not None and b'"gateway_' in message:
+            return own_names(server.client, message)
+        return None
 
     def parameter_status(self, server: Server, body: bytes, silent: bool) -> None:
         """A server has another value of a parameter now; its client is told (the message passes on), unless silent."""
@@ -536,7 +541,7 @@ class Front:
             self.link.part(client, server)
             client.state = CLIENT_LOGIN
             if refusal is not None:
-                self.dismiss(client, with_severity(refusal, "FATAL"))
+                self.dismiss(client, with_severity(refusal, b"FATAL"))
                 return
             self.admission.remember(login.pool, login.startup, server.parameters)
             self.admission.admit(client, server.parameters)
@@ -610,7 +615,7 @@ class Front:
             if client.pool is None or client.pool.address is None:
                 error = errors.NO_PRIMARY()
             if client.login is not None:
-                self.dismiss(client, with_severity(error.encode(), "FATAL"))
+                self.dismiss(client, with_severity(error.encode(), b"FATAL"))
             else:
                 self.fail_waiting(client, error.encode())
         elif why == "query_timeout" and server is not None:
@@ -667,8 +672,7 @@ TIMEOUTS = {
 }
 
 
-def with_severity(message: bytes, severity: str) -> bytes:
+def with_severity(message: bytes, severity: bytes) -> bytes:
     """Return an ErrorResponse with another severity: FATAL where the connection ends, ERROR where it goes on."""
-    fields = messages.error_fields(message[5:])
-    fields["severity"] = fields["severity_nonlocalized"] = severity
-    return messages.error_response(fields)
+    fields = [field[:1] + severity if field[:1] in _SEVERITIES else field for field in message[5:].split(b"\0")]
+    return messages.message(messages.ERROR_RESPONSE, b"\0".join(fields))

@@ -54,6 +54,7 @@ cdef int POOL_SESSION
 cdef int POOL_STATEMENT
 cdef int PASS_ON
 cdef int PUT_OUT
+cdef int STALL
 
 @cython.final
 cdef class Link:
@@ -88,7 +89,6 @@ cdef class Link:
     cpdef int from_server(self, Server server, Buffer buf) except -1
     @cython.locals(pool=Pool, now="long long")
     cdef int ready(self, Client client, Cycle cycle) except -1
-    cdef int completed(self, Client client, Server server, Buffer buf, Py_ssize_t pos, Py_ssize_t end) except -1
     @cython.locals(pool=Pool, waiting=Client)
     cpdef int part(self, Client client, Server server) except -1
     @cython.locals(waiting=Client)

@@ -64,7 +64,7 @@ from gateway.worker.endpoint import (
     Server,
 )
 from gateway.worker.pool import POOL_SESSION, POOL_STATEMENT, Pool
-from gateway.worker.rewrite import PASS_ON, PUT_OUT, Rewriter
+from gateway.worker.rewrite import PASS_ON, PUT_OUT, STALL, Rewriter, may_mention
 from gateway.worker.sock import AGAIN, READ, WRITE, Buffer
 
 if TYPE_CHECKING:
@@ -103,11 +103,11 @@ class Link:
             return 0
         if count == CHUNK:
             self.reactor.again.append(client)
-        if client.state == CLIENT_ACTIVE or client.state == CLIENT_IDLE:
+        if (client.state == CLIENT_ACTIVE or client.state == CLIENT_IDLE) and not client.stalled:
             pool = client.pool
             pool.received += count
             return self.from_client(client, buf)
-        if client.state == CLIENT_WAITING:
+        if client.state == CLIENT_WAITING or client.stalled:
             if buf.end - buf.start > self.high_water:
                 self.reactor.want(client, client.interest & ~READ)
             return self.keep(client, buf, buf.start)
@@ -186,10 +186,13 @@ class Link:
             if kind == QUERY:
                 client.unnamed_serial = server.unnamed_serial = 0
                 verdict = PASS_ON
-                if whole and client.statements is not None and (data[pos + 5] | 0x20) == 0x64:  # D: DEALLOCATE, DISCARD
+                if whole and client.statements is not None and may_mention(data[pos + 5]):
                     self.spill(buf, run, pos)
                     run = pos
                     verdict = self.rewriter.query(client, server, buf, pos + 5, pos + size)
+                    if verdict == STALL:
+                        client.stalled = True
+                        break
                     if verdict == PUT_OUT:
                         run = pos + size
                 if verdict == PASS_ON:
@@ -219,12 +222,18 @@ class Link:
                     self.spill(buf, run, pos)
                     run = pos
                     verdict = self.rewriter.parse(client, server, buf, pos + 5, pos + size)
+                    if verdict == STALL:
+                        client.stalled = True
+                        break
                 if verdict == PUT_OUT:
                     run = pos + size
                 else:
                     cycle.request(OWES_PARSE)
             elif kind == DESCRIBE or kind == CLOSE:
                 run = self.describe_or_close(client, server, buf, run, pos, size, kind)
+                if run < 0:
+                    run = -1 - run
+                    break
             elif kind == FLUSH:
                 if cycle.special and cycle.fake_is_next():
                     self.front.flush_fakes(client, server)
@@ -254,7 +263,7 @@ class Link:
         return 0
 
     def bind(self, client: Client, server: Server, buf: Buffer, run: int, pos: int, size: int, whole: bool) -> int:
-        """Handle a Bind; return where the bytes that are passed on untouched begin, or -1 - run: more is needed."""
+        """Handle a Bind; return where the bytes that are passed on untouched begin, or -1 - run to come again."""
         pool: Pool = server.pool
         if not pool.rewrites or client.replication:
             server.cycle.request(OWES_BIND)
@@ -274,6 +283,11 @@ class Link:
             statement = None  # for PostgreSQL to refuse, unless the client has given the name
             if client.statements is not None:
                 statement = client.statements.get(buf.slice(portal_end + 1, name_end))
+            if server.cycle.boundaries and self.rewriter.is_unsettled(
+                server, buf.slice(portal_end + 1, name_end), statement
+            ):
+                client.stalled = True
+                return -1 - run
             if statement is not None:
                 self.spill(buf, run, pos)
                 self.rewriter.ensure(server, statement)
@@ -288,7 +302,7 @@ class Link:
     def describe_or_close(
         self, client: Client, server: Server, buf: Buffer, run: int, pos: int, size: int, kind: int
     ) -> int:
-        """Handle a whole Describe or Close; return where the bytes that are passed on untouched begin."""
+        """Handle a whole Describe or Close; return where what is passed on untouched begins, or -1 - run to stall."""
         pool: Pool = server.pool
         owed = OWES_DESCRIBE if kind == DESCRIBE else OWES_CLOSE
         if pool.rewrites and not client.replication and size > 6 and buf.data[pos + 5] == STATEMENT:
@@ -304,6 +318,11 @@ class Link:
                 statement = None
                 if client.statements is not None:
                     statement = client.statements.get(buf.slice(pos + 6, name_end))
+                if server.cycle.boundaries and self.rewriter.is_unsettled(
+                    server, buf.slice(pos + 6, name_end), statement
+                ):
+                    client.stalled = True
+                    return -1 - run
                 if statement is not None:
                     self.spill(buf, run, pos)
                     if kind == CLOSE:
@@ -408,15 +427,22 @@ class Link:
                     verdict = SKIP
             if kind != DATA_ROW:
                 if kind == COMMAND_COMPLETE:
-                    if data[pos + 5] == 0x44 or data[pos + 5] == 0x41 or data[pos + 5] == 0x43:
-                        self.completed(client, server, buf, pos + 5, pos + size)
+                    if data[pos + 5] == 0x44 and (
+                        buf.equals(pos + 5, pos + size, b"DEALLOCATE ALL\0")
+                        or buf.equals(pos + 5, pos + size, b"DISCARD ALL\0")
+                    ):
+                        self.rewriter.dropped_all(client, server)
                 elif kind == PARAMETER_STATUS:
                     self.front.parameter_status(server, buf.slice(pos + 5, pos + size), verdict == SKIP)
-                elif kind == ERROR_RESPONSE and self.front.server_error(server, buf.slice(pos, min(pos + size, end))):
-                    self.spill(buf, run, pos)  # its last words: told when it has gone
-                    pos += size
-                    run = pos
-                    continue
+                elif kind == ERROR_RESPONSE and whole:
+                    other = self.front.server_error(server, buf.slice(pos, pos + size))
+                    if other is not None:
+                        self.spill(buf, run, pos)
+                        run = pos + size
+                        if not other:  # its last words: told when it has gone
+                            pos += size
+                            continue
+                        self.assembly.extend(other)
                 verdict = cycle.answer(kind)
                 if kind == READY_FOR_QUERY:
                     cycle.status = data[pos + 5]
@@ -443,6 +469,9 @@ class Link:
             self.keep(server, buf, pos)
         if server.client is None:
             return 0  # the client did not take it and is gone
+        if client.stalled and not cycle.changes:
+            client.stalled = False
+            self.reactor.soon.append(client)
         if cycle.is_free():
             if server.foreign is None and pool.mode != POOL_SESSION and not client.replication:
                 self.part(client, server)
@@ -466,18 +495,6 @@ class Link:
             pool.xact_count += 1
             pool.xact_time += now - client.transaction_since
             client.transaction_since = now
-        return 0
-
-    def completed(self, client: Client, server: Server, buf: Buffer, pos: int, end: int) -> int:
-        """Look at a command tag that may change what a server holds: DEALLOCATE ALL, DISCARD ALL, and DDL."""
-        if buf.equals(pos, end, b"DEALLOCATE ALL\0") or buf.equals(pos, end, b"DISCARD ALL\0"):
-            self.rewriter.dropped_all(client, server)
-        elif (
-            buf.equals(pos, pos + 5, b"ALTER")
-            or buf.equals(pos, pos + 6, b"CREATE")
-            or buf.equals(pos, pos + 4, b"DROP")
-        ):
-            self.rewriter.generation += 1
         return 0
 
     def part(self, client: Client, server: Server) -> int:

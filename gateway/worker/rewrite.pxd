@@ -12,10 +12,6 @@ cdef int OWES_PARSE
 cdef int OWES_QUERY
 cdef int OWES_SYNC
 cdef int SKIP
-cdef int CLOSE
-cdef int PARSE
-cdef int QUERY
-cdef int FAILED
 
 @cython.final
 cdef class Rewriter:
@@ -27,11 +23,13 @@ cdef class Rewriter:
 
     @cython.locals(name_end=Py_ssize_t)
     cpdef int parse(self, Client client, Server server, Buffer buf, Py_ssize_t at, Py_ssize_t end) except -1
-    cpdef _remember_unnamed(self, Client client, Server server, Buffer buf, Py_ssize_t at, Py_ssize_t end)
     cpdef int close_foreign(self, Server server) except -1
     cpdef int execute(self, Client client, Server server) except -1
     cpdef int query(self, Client client, Server server, Buffer buf, Py_ssize_t at, Py_ssize_t end) except -1
     cpdef int close(self, Client client, Server server, bytes name) except -1
+    cpdef bint is_unsettled(self, Server server, bytes name, Statement statement) except -1
     @cython.locals(held=dict)
-    cpdef int ensure(self, Server server, Statement statement) except -1
+    cpdef bint ensure(self, Server server, Statement statement) except -1
     cpdef int ensure_unnamed(self, Client client, Server server) except -1
+
+cpdef bint may_mention(int first) noexcept

@@ -10,9 +10,10 @@ Called by the link, in transaction and statement mode. See "Extended Query" in P
 
 from __future__ import annotations
 
-from gateway.wire.intent import ALL, deallocated
+import re
+
+from gateway.wire.intent import Verb, mention
 from gateway.wire.messages import CLOSE, PARSE, QUERY, Sync
-from gateway.wire.messages import FAILED_TRANSACTION as FAILED
 from gateway.wire.owed import (
     CHANGE,
     FAKE,
@@ -30,6 +31,7 @@ from gateway.worker.sock import Buffer
 PASS_ON = 0  # nothing special: note the request and pass the message on
 NOTED = 1  # the request is noted: pass the message on
 PUT_OUT = 2  # the request is noted and its message, or another in its place, is in the assembly
+STALL = 3  # what is right depends on an answer that is still owed: come again when it is there
 
 
 class Rewriter:
@@ -40,7 +42,7 @@ class Rewriter:
         self.capacity = capacity  # max_prepared_statements: how many one server holds
         self.known = Statements()
         self.serial = 0  # of the last unnamed statement
-        self.generation = 0  # counts the DDL that passed by: what was prepared before may not fit any more
+        self.generation = 0  # counts the plans that did not fit any more: all before them are prepared again
 
     def parse(self, client: Client, server: Server, buf: Buffer, at: int, end: int) -> int:
         """Handle a whole Parse whose body is buf[at:end]."""
@@ -48,48 +50,42 @@ class Rewriter:
         if name_end < 0 or name_end + 1 >= end:
             return PASS_ON  # PostgreSQL says what is wrong with it
         client.deallocation = None
-        if client.statements and (buf.data[name_end + 1] | 0x20) == 0x64:  # D
-            return self._parse_deallocate(client, server, buf, at, end, name_end)
-        if name_end == at:
-            self._remember_unnamed(client, server, buf, at + 1, end)
-            return PASS_ON
-        self._parse_named(client, server, buf, at, end, name_end)
-        return PUT_OUT
-
-    def _remember_unnamed(self, client: Client, server: Server, buf: Buffer, at: int, end: int) -> None:
+        if name_end > at:
+            return self._parse_named(client, server, buf, at, end, name_end)
+        if client.statements is not None and may_mention(buf.data[name_end + 1]):
+            verdict = self._parse_mention(client, server, buf.slice(at + 1, end))
+            if verdict != PASS_ON:
+                return verdict
         if client.unnamed is None:
             client.unnamed = Buffer(max(end - at, 64))
         client.unnamed.start = client.unnamed.end = 0
-        client.unnamed.append(buf, at, end)
+        client.unnamed.append(buf, at + 1, end)
         self.serial += 1
         client.unnamed_serial = server.unnamed_serial = self.serial
+        return PASS_ON
 
-    def _parse_named(self, client: Client, server: Server, buf: Buffer, at: int, end: int, name_end: int) -> None:
-        cycle, held = server.cycle, server.statements
+    def _parse_named(self, client: Client, server: Server, buf: Buffer, at: int, end: int, name_end: int) -> int:
+        cycle = server.cycle
         name = buf.slice(at, name_end)
         statement = self.known.of(buf.slice(name_end + 1, end))
+        if self.is_unsettled(server, name, statement):
+            return STALL
         if client.statements is None:
             client.statements = {}
-        if server.generation != self.generation:
-            self.age(server)
         if name in client.statements:
-            self._parse_again(server, name, buf.slice(at, end))
-        elif held.get(statement) and cycle.owed() == 0 and not cycle.ignoring and cycle.status != FAILED:
-            cycle.changes.append(Named(client.statements, name, statement, None))
-            cycle.request(OWES_PARSE | FAKE | CHANGE)
-        else:  # new, old, or not known whether PostgreSQL would take it by then: let it tell
+            # Let PostgreSQL say that the name exists, after any other fault that it finds first.
+            self._put_parse(name, b"\0\0\0")
+            cycle.request(OWES_PARSE | SKIP)
+            self._put(PARSE, buf.slice(at, end))
+            cycle.request(OWES_PARSE)
+            server.foreign = [*(server.foreign or ()), name]
+        else:
+            # Also where the server has it: whether it is still valid, only PostgreSQL can tell.
             self._clear_way(server, statement)
             self._put_parse(statement.name, statement.body)
-            cycle.changes.append(Named(client.statements, name, statement, held))
+            cycle.changes.append(Named(client.statements, name, statement, server.statements))
             cycle.request(OWES_PARSE | CHANGE)
-
-    def _parse_again(self, server: Server, name: bytes, body: bytes) -> None:
-        """Let PostgreSQL say that the name exists, after any other fault that it finds first."""
-        self._put_parse(name, b"\0\0\0")
-        server.cycle.request(OWES_PARSE | SKIP)
-        self._put(PARSE, body)
-        server.cycle.request(OWES_PARSE)
-        server.foreign = [*(server.foreign or ()), name]
+        return PUT_OUT
 
     def close_foreign(self, server: Server) -> int:
         """Close what stands on the server under a client's own name, behind the Sync that ends the failed group."""
@@ -100,65 +96,62 @@ class Rewriter:
         self._put_sync(server)
         return 0
 
-    def _parse_deallocate(self, client: Client, server: Server, buf: Buffer, at: int, end: int, name_end: int) -> int:
-        """Handle the Parse of a statement that may deallocate others; its Execute does it (see execute)."""
-        text_end = buf.find_zero(name_end + 1, end)
-        assert client.statements is not None
-        name = deallocated(buf.slice(name_end + 1, text_end)) if text_end >= 0 else None
-        statement = client.statements.get(name) if name else None
-        if name_end > at:  # named: its DEALLOCATE ALL is noticed when it was executed
-            self._parse_named(client, server, buf, at, end, name_end)
-            return PUT_OUT
-        if name is None or (name != ALL and statement is None):
-            self._remember_unnamed(client, server, buf, at + 1, end)
+    def _parse_mention(self, client: Client, server: Server, body: bytes) -> int:
+        """Handle a Parse without a name whose text may name a prepared statement; Execute does what it says."""
+        text, _, types = body.partition(b"\0")
+        found = mention(text)
+        if found is None or client.statements is None:
             return PASS_ON
-        client.deallocation = name
+        if self.is_unsettled(server, found.name, None):
+            return STALL
+        statement = client.statements.get(found.name)
+        if found.verb is not Verb.EXECUTE and (statement is not None or found.verb is Verb.DEALLOCATE_ALL):
+            client.deallocation = found.name
         if statement is None:
-            self._remember_unnamed(client, server, buf, at + 1, end)
             return PASS_ON
         self.ensure(server, statement)
-        self._put_parse(b"", b"DEALLOCATE " + statement.name + buf.slice(text_end, end))
+        self._put_parse(b"", text[: found.start] + statement.name + text[found.end :] + b"\0" + types)
         client.unnamed_serial = server.unnamed_serial = 0
         server.cycle.request(OWES_PARSE)
         return PUT_OUT
 
     def execute(self, client: Client, server: Server) -> int:
         """Handle the Execute of a statement that deallocates others."""
-        change = self._drop(client, server, client.deallocation)
-        client.deallocation = None
-        if change is None:
+        name, client.deallocation = client.deallocation, None
+        names = client.statements
+        if names is None or name is None or (name and name not in names):
             return PASS_ON
+        change = Closed(names, name, server.statements) if name else AllClosed(names, server.statements)
         server.cycle.changes.append(change)
         server.cycle.request(OWES_EXECUTE | CHANGE)
         return NOTED
 
     def query(self, client: Client, server: Server, buf: Buffer, at: int, end: int) -> int:
-        """Handle a whole Query, buf[at:end] with its zero byte, that may deallocate something."""
-        name = deallocated(buf.slice(at, end - 1))
-        if name is None or client.statements is None or (name != ALL and name not in client.statements):
+        """Handle a whole Query, buf[at:end] with its zero byte, whose text may name a prepared statement."""
+        text = buf.slice(at, end)
+        found = mention(text[:-1])
+        names, cycle = client.statements, server.cycle
+        if found is None or names is None:
             return PASS_ON
-        verdict = NOTED
-        if name != ALL:
-            statement = client.statements[name]
-            if statement not in server.statements:
-                self.ensure(server, statement)
-                if not server.cycle.group_open:
-                    self._put_sync(server)
-            self._put(QUERY, b"DEALLOCATE " + statement.name + b"\0")
-            verdict = PUT_OUT
-        change = self._drop(client, server, name)
-        assert change is not None
-        server.cycle.changes.append(change)
-        server.cycle.request(OWES_QUERY | CHANGE)
-        return verdict
-
-    def _drop(self, client: Client, server: Server, name: bytes | None) -> AllClosed | Closed | None:
-        names = client.statements
-        if names is None or name is None:
-            return None
-        if name == ALL:
-            return AllClosed(names, server.statements)
-        return Closed(names, name, server.statements) if name in names else None
+        if self.is_unsettled(server, found.name, None):
+            return STALL
+        if found.verb is Verb.DEALLOCATE_ALL:
+            cycle.changes.append(AllClosed(names, server.statements))
+            cycle.request(OWES_QUERY | CHANGE)
+            return NOTED
+        statement = names.get(found.name)
+        if statement is None:
+            return PASS_ON
+        in_group = cycle.group_open
+        if self.ensure(server, statement) and not in_group:
+            self._put_sync(server)
+        self._put(QUERY, text[: found.start] + statement.name + text[found.end :])
+        if found.verb is Verb.DEALLOCATE:
+            cycle.changes.append(Closed(names, found.name, server.statements))
+            cycle.request(OWES_QUERY | CHANGE)
+        else:
+            cycle.request(OWES_QUERY)
+        return PUT_OUT
 
     def dropped_all(self, client: Client, server: Server) -> None:
         """PostgreSQL has executed DEALLOCATE ALL or DISCARD ALL; what stands behind it in the pipeline stays."""
@@ -171,31 +164,50 @@ class Rewriter:
 
     def close(self, client: Client, server: Server, name: bytes) -> int:
         """Handle a Close of one of the client's statements: its name goes, the server keeps the statement."""
-        if client.statements is None or name not in client.statements:
+        if client.statements is None:
+            return PASS_ON
+        if self.is_unsettled(server, name, None):
+            return STALL
+        if name not in client.statements:
             return PASS_ON
         server.cycle.changes.append(Closed(client.statements, name, None))
         server.cycle.request(OWES_CLOSE | FAKE | CHANGE)
         return PUT_OUT
 
-    def ensure(self, server: Server, statement: Statement) -> int:
-        """Make the server have the statement, and note that it was used."""
+    def is_unsettled(self, server: Server, name: bytes, statement: Statement | None) -> bool:
+        """May what is owed from before the last Sync still change what a name means, or whether the server has it?
+
+        Within one group there is no such doubt: where an earlier message fails, PostgreSQL skips the later ones.
+        """
+        cycle = server.cycle
+        if not cycle.boundaries:
+            return False
+        # A loop, not any(): a generator costs an object on the path of every named Bind in a pipeline.
+        for change in cycle.changes:  # noqa: SIM110
+            if change.name is None or change.name == name or change.statement is statement is not None:
+                return True
+        return False
+
+    def ensure(self, server: Server, statement: Statement) -> bool:
+        """Make the server have the statement, and note that it was used; return True when it has to be prepared."""
         held = server.statements
         if server.generation != self.generation:
-            self.age(server)
+            self._age(server)
         if held.get(statement):
             if statement is not server.latest:
                 del held[statement]
                 held[statement] = True
-        else:
-            self._clear_way(server, statement)
-            self._put_parse(statement.name, statement.body)
-            server.cycle.changes.append(Injected(held, statement))
-            server.cycle.request(OWES_PARSE | SKIP | CHANGE)
-            server.pool.server_parses += 1
+                server.latest = statement
+            return False
+        self._clear_way(server, statement)
+        self._put_parse(statement.name, statement.body)
+        server.cycle.changes.append(Injected(held, statement))
+        server.cycle.request(OWES_PARSE | SKIP | CHANGE)
+        server.pool.server_parses += 1
         server.latest = statement
-        return 0
+        return True
 
-    def age(self, server: Server) -> None:
+    def _age(self, server: Server) -> None:
         """Have every statement of the server prepared again before its next use."""
         server.generation = self.generation
         server.latest = None
@@ -235,8 +247,17 @@ class Rewriter:
         self._put(CLOSE, b"S" + name + b"\0")
 
     def _put_sync(self, server: Server) -> None:
-        self.assembly.extend(SYNC)
+        self.assembly.extend(Sync)
         server.cycle.request(OWES_SYNC | SKIP)
 
 
-SYNC: bytes = Sync
+def may_mention(first: int) -> bool:
+    """Can a text with this first byte be DEALLOCATE, DISCARD or EXECUTE, perhaps behind blanks or a comment?"""
+    return (first | 0x20) in (0x64, 0x65) or first <= 0x20 or first in (0x2D, 0x2F, 0x3B)
+
+
+def own_names(client: Client, message: bytes) -> bytes:
+    """Return an ErrorResponse in which the client's own names stand for ours."""
+    names = {statement.name: name for name, statement in (client.statements or {}).items()}
+    body = re.sub(rb'"(gateway_\d+)"', lambda found: b'"%b"' % names.get(found[1], found[1]), message[5:])
+    return message[:1] + (len(body) + 4).to_bytes(4, "big") + body
