@@ -167,6 +167,7 @@ class Supervisor:
     async def _drain(self, ending: TaskGroup) -> None:
         timeout = self.settings.front.shutdown_timeout
         self.workers.stopping = True
+        self.listeners.close()
         await self.workers.tell_all(Drain(timeout))
         with anyio.move_on_after(timeout + _GRACE):
             await self.workers.ended()

@@ -79,6 +79,8 @@ class Admission:
                     self._answer(client, login, login.exchange, buf)
                 if buf.start == start:
                     break
+        except (errors.CANCEL_LENGTH, errors.CANCEL_KEY_LENGTH):
+            self.front.dismiss(client, None)  # nobody waits for an answer to a cancel request
         except GatewayError as error:
             self.front.dismiss(client, error)
         return buf.start
@@ -204,9 +206,7 @@ class Admission:
             if name in self.ignored:
                 continue
             name = canonical(name)
-            if name == "application_name":
-                value = value[:63]
-            elif values.get(name) != value:
+            if name != "application_name" and values.get(name) != value:
                 asked = True
             values[name] = value
         parameters = Parameters.of(values)

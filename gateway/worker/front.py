@@ -62,7 +62,7 @@ from gateway.worker.endpoint import (
     Endpoint,
     Server,
 )
-from gateway.worker.link import DISCARD, DISCARD_QUERY, Link
+from gateway.worker.link import DISCARD, DISCARD_QUERY, Link, is_known
 from gateway.worker.pool import POOL_SESSION, SECOND, Pool, Verb
 from gateway.worker.pools import Pools, oldest_idle
 from gateway.worker.reactor import Reactor
@@ -73,6 +73,7 @@ from gateway.worker.sock import AGAIN, READ, WRITE, Buffer, accept, send_bytes
 log = logging.getLogger("gateway.worker")
 
 _SEVERITIES = (b"S", b"V")  # the fields that tell it, translated and not
+LONGEST = 0x3FFFFFFE  # of a message that PostgreSQL takes (PQ_LARGE_MESSAGE_LIMIT)
 _ACCEPTS = 64  # connections taken at once from a listener before others are served
 _NUMBERS = (1 << WORKER_SHIFT) - 1
 _SPARE_LOGINS = 1000  # connections in login beyond max_client_conn; the oldest silent one makes room
@@ -92,6 +93,7 @@ class Front:
         self.drained_at = 0
         self.last_number = 0
         self.demanded_at = 0
+        self.demand_due = False  # something is wanted or free that the supervisor does not know of yet
         self.pools = Pools(configure)
         self.admission = Admission(self, configure)
         self.servers = Servers(self, configure)
@@ -116,7 +118,7 @@ class Front:
         self.servers.configure(configure)
         self.client_share = self.pools.share("clients", self.settings.max_client_conn)
         self.link.high_water = self.settings.high_water_mark
-        self.link.max_packet = self.settings.max_packet_size
+        self.link.max_packet = min(self.settings.max_packet_size, LONGEST)
         self.link.rewriter.capacity = self.settings.max_prepared_statements
 
     # What is ready that is neither a client nor a server.
@@ -183,7 +185,9 @@ class Front:
                         self.grow(pool)
             case Grant():
                 self.pools.grant(record.limit, record.share)
+                self.demanded_at = 0
                 self.sweep(self.reactor.now)
+                self.demand()
             case ConsoleOutput():
                 client = self.clients.get(record.client)
                 if client is not None and client.state == CLIENT_CONSOLE:
@@ -334,13 +338,12 @@ class Front:
 
     def violation(self, client: Client, kind: int, length: int) -> None:
         """A client has sent what is no message."""
-        if length < 4 or length > self.settings.max_packet_size or kind in CLIENT_TYPES:
-            if length > self.settings.max_packet_size:
-                self.dismiss(client, errors.MAX_PACKET_SIZE(size=length))
-            else:
-                self.dismiss(client, errors.MESSAGE_LENGTH())
-        else:
+        if not is_known(kind):
             self.dismiss(client, errors.MESSAGE_TYPE(type=kind))
+        elif self.settings.max_packet_size < length <= LONGEST:
+            self.dismiss(client, errors.MAX_PACKET_SIZE(size=length))
+        else:
+            self.dismiss(client, errors.MESSAGE_LENGTH())
 
     def unwritable(self, endpoint: Endpoint, code: int) -> None:
         """What was kept for an endpoint cannot be sent."""
@@ -575,8 +578,10 @@ class Front:
 
     def demand(self) -> None:
         """Tell the supervisor what is wanted of the limits that hold over all workers, now and then."""
+        self.demand_due = True
         if self.pools.workers > 1 and self.reactor.now - self.demanded_at >= SECOND // 100:
             self.demanded_at = self.reactor.now
+            self.demand_due = False
             for demand in self.pools.demands():
                 self.channel.send(demand)
 
@@ -589,7 +594,7 @@ class Front:
                 self._act(pool, action.verb, action.who, action.why)
         self.canceler.sweep(now)
         self._sweep_clients(now)
-        if self.pools.workers > 1 and now - self.demanded_at >= SECOND:
+        if self.demand_due or now - self.demanded_at >= SECOND:
             self.demand()
         if self.draining:
             self._sweep_drain(now)
@@ -636,8 +641,14 @@ class Front:
             limit = int(pool.settings.client_idle_timeout * SECOND)
             if limit:
                 for client in list(self.clients.values()):
-                    if client.pool is pool and client.state == CLIENT_IDLE and now - client.idle_since >= limit:
+                    if client.pool is pool and self._is_idle(client) and now - client.idle_since >= limit:
                         self.dismiss(client, errors.CLIENT_IDLE_TIMEOUT())
+
+    @staticmethod
+    def _is_idle(client: Client) -> bool:
+        """Does the client rest between two transactions, with a server of its own in session mode or without?"""
+        server = client.server
+        return client.state == CLIENT_IDLE or (server is not None and client.idle_since > 0 and server.cycle.is_free())
 
     def drain(self, timeout: float) -> None:
         """Take no new client, let each go at the end of its transaction, and all after *timeout* seconds."""
@@ -660,9 +671,6 @@ class Front:
                 self.servers.close(server, "shutting down")
             self.reactor.running = False
 
-
-CLIENT_TYPES = frozenset(b"BCDEFHPQSXcdfp")
-"""What a client may send after its login; any other type is told so (SocketBackend in postgres.c)."""
 
 TIMEOUTS = {
     "query_wait_timeout": errors.QUERY_WAIT_TIMEOUT,

@@ -105,4 +105,5 @@ cdef class Link:
     cdef int spill(self, Buffer buf, Py_ssize_t start, Py_ssize_t end) except -1
 
 cdef bint is_small(int kind) noexcept
-cdef bint needs_no_server(int kind) noexcept
+cpdef bint is_known(int kind) noexcept
+cdef bint needs_no_server(int kind, Py_ssize_t size) noexcept

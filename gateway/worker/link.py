@@ -142,9 +142,11 @@ class Link:
                     if client.passing == 0:
                         self.front.discarded(client)
                 continue
-            if end - pos < 5:
-                break
             kind = data[pos]
+            if end - pos < 5:
+                if not is_known(kind):
+                    self.front.violation(client, kind, 4)
+                break
             length = data[pos + 1] << 24 | data[pos + 2] << 16 | data[pos + 3] << 8 | data[pos + 4]
             size = length + 1
             if length < 4 or length > self.max_packet or (length > SMALL and is_small(kind)):
@@ -152,6 +154,8 @@ class Link:
                 break
             whole = end - pos >= size
             if not whole and (end - pos < STREAM or kind == PARSE or kind == DESCRIBE or kind == CLOSE):
+                if not is_known(kind):
+                    self.front.violation(client, kind, length)
                 break
             if client.skip_to_sync and kind != TERMINATE:
                 if not whole:
@@ -169,7 +173,7 @@ class Link:
                 break
             if server is None:
                 run = pos
-                if whole and needs_no_server(kind):
+                if whole and needs_no_server(kind, size):
                     pos += size
                     if kind == SYNC:
                         self.front.reply(client, ready_for_query(IDLE))
@@ -237,6 +241,8 @@ class Link:
             elif kind == FLUSH:
                 if cycle.special and cycle.fake_is_next():
                     self.front.flush_fakes(client, server)
+                if size != 5:
+                    cycle.request(OWES_DESCRIBE)  # PostgreSQL will complain of it, and skip to the next Sync
             elif kind == COPY_DATA:
                 pass
             elif kind == COPY_DONE or kind == COPY_FAIL:
@@ -385,7 +391,7 @@ class Link:
             return 0
         if count == CHUNK:
             self.reactor.again.append(server)
-        if server.client is not None:
+        if server.client is not None and server.login is None:
             return self.from_server(server, buf)
         buf.start = self.front.server_bytes(server, buf)
         return self.keep(server, buf, buf.start)
@@ -472,9 +478,8 @@ class Link:
         if client.stalled and not cycle.changes:
             client.stalled = False
             self.reactor.soon.append(client)
-        if cycle.is_free():
-            if server.foreign is None and pool.mode != POOL_SESSION and not client.replication:
-                self.part(client, server)
+        if cycle.is_free() and server.foreign is None and pool.mode != POOL_SESSION and not client.replication:
+            self.part(client, server)
         elif cycle.owed() == 0:
             client.idle_since = self.reactor.now
             if pool.mode == POOL_STATEMENT and cycle.status != IDLE:
@@ -628,6 +633,11 @@ def is_small(kind: int) -> bool:
     return kind in (SYNC, FLUSH, EXECUTE, DESCRIBE, CLOSE, COPY_DONE, COPY_FAIL, TERMINATE)
 
 
-def needs_no_server(kind: int) -> bool:
+def is_known(kind: int) -> bool:
+    """Is it the type of a message that a client may send after its login (SocketBackend in postgres.c)?"""
+    return is_small(kind) or kind in (QUERY, PARSE, BIND, COPY_DATA, FUNCTION_CALL)
+
+
+def needs_no_server(kind: int, size: int) -> bool:
     """Is it a message that PostgreSQL, with nothing under way, answers without doing anything?"""
-    return kind in (SYNC, FLUSH, COPY_DATA, COPY_DONE, COPY_FAIL)
+    return (kind in (SYNC, FLUSH) and size == 5) or kind in (COPY_DATA, COPY_DONE, COPY_FAIL)

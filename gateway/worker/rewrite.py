@@ -183,7 +183,7 @@ class Rewriter:
         if not cycle.boundaries:
             return False
         # A loop, not any(): a generator costs an object on the path of every named Bind in a pipeline.
-        for change in cycle.changes:  # noqa: SIM110
+        for change in cycle.changes:
             if change.name is None or change.name == name or change.statement is statement is not None:
                 return True
         return False

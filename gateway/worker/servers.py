@@ -117,7 +117,7 @@ class Servers:
             server.client = client
             client.server = server
             client.pool = pool
-        server.login = self._login(pool, address[0].startswith("/"))
+        server.login = self._login(pool, stays_here(address[0]))
         server.out = Buffer(512)
         server.out.extend(messages.startup_message(parameters))
         pool.add(server)
@@ -408,6 +408,7 @@ class Servers:
         self.front.reactor.remove(server)
         server.out = None
         server.pool.remove(server, SERVER_GONE, self.front.reactor.now)
+        self.front.demand()
 
     def give_up(self, server: Server) -> None:
         """A server's deadline has passed."""
@@ -440,3 +441,8 @@ class Servers:
                 self.front.dismiss(client, errors.SERVER_CONNECT(reason=why, fatal=True))
         if pool.waiting or pool.newcomers:
             self.front.grow(pool)
+
+
+def stays_here(host: str) -> bool:
+    """Is it a unix socket or a loopback address, so that a password in clear text does not leave this machine?"""
+    return host.startswith(("/", "127.")) or host == "::1"
