@@ -1,5 +1,7 @@
 cimport cython
 
+from gateway.wire.prepared cimport Statement
+
 cdef int BIND_COMPLETE
 cdef int CLOSE_COMPLETE
 cdef int COMMAND_COMPLETE
@@ -51,9 +53,14 @@ cdef class Cycle:
     cpdef Py_ssize_t owed(self) noexcept
     cpdef bint fake_is_next(self) noexcept
     cpdef bint skip_is_next(self) noexcept
+    @cython.locals(kind=int)
     cpdef int request(self, int entry) except -1
+    @cython.locals(entry=int, at=Py_ssize_t, number=Py_ssize_t, found=bint)
+    cpdef bint is_unsettled(self, bytes name, Statement statement) except -1
     cpdef int take_fake(self) except -1
+    @cython.locals(entry=int, asked=int, verdict=int)
     cpdef int answer(self, int kind) except -1
+    @cython.locals(entry=int)
     cdef int pop(self) except -1
     cdef int fail(self) except -1
     cdef int enter_copy_in(self) except -1

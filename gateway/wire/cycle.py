@@ -144,6 +144,26 @@ class Cycle:
             self.boundaries += 1
         return 0
 
+    def is_unsettled(self, name: bytes, statement: Statement | None) -> bool:
+        """May an answer that is owed still change what a name means, or whether the server has the statement?
+
+        There is no such doubt within the group that is being sent: where a message fails PostgreSQL skips the rest.
+        """
+        if self.boundaries == 0:
+            return False
+        number = 0
+        found = False
+        for at in range(self.head, self.tail):
+            entry = self.ring[at & self.mask]
+            if entry & CHANGE:
+                change = self.changes[number]
+                number += 1
+                if change.name is None or change.name == name or change.statement is statement is not None:
+                    found = True
+            if found and (entry & KIND) <= OWES_SYNC:
+                return True
+        return False
+
     def take_fake(self) -> int:
         """Settle the entry at the head, a FAKE, and return its kind."""
         kind = self.ring[self.head & self.mask] & KIND

@@ -44,6 +44,7 @@ class StartupMessage(NamedTuple):
     parameters: dict[str, str]  # settings to start with, those in `options` first, names as the client wrote them
     replication: Replication
     negotiation: bytes  # NegotiateProtocolVersion, due before any other message, or nothing
+    fault: errors.GatewayError | None = None  # of `options`: told after the login, as PostgreSQL does
 
 
 class CancelRequest(NamedTuple):
@@ -138,8 +139,12 @@ def _startup_message(version: int, text: str) -> StartupMessage:
                 parameters[name] = value
     if not user:
         raise errors.NO_USER
+    fault = None
     if options:
-        parameters = parse_options(options) | parameters
+        try:
+            parameters = parse_options(options) | parameters
+        except errors.GatewayError as error:
+            fault = error
     # 3.1 was never released: PostgreSQL takes it, and serves it as 3.0.
     newest = min(version, messages.PROTOCOL_3_2)
     return StartupMessage(
@@ -149,6 +154,7 @@ def _startup_message(version: int, text: str) -> StartupMessage:
         parameters,
         replication,
         messages.negotiate_protocol_version(newest, unknown) if unknown or version > newest else b"",
+        fault,
     )
 
 
@@ -181,10 +187,12 @@ def parse_options(text: str) -> dict[str, str]:
 
 
 def clean(text: str) -> str:
-    r"""Return text with each byte that is not printable ASCII written as \x and two digits (pg_clean_ascii)."""
-    if text.isascii() and text.isprintable():
-        return text
+    r"""Return a name of at most 63 bytes, those that are not printable ASCII as \x and two digits (pg_clean_ascii)."""
     data = text.encode("utf-8", "surrogateescape")
+    if len(data) > _MAX_NAME_SIZE:  # the value is a name (GUC_IS_NAME): it is cut before it is cleaned
+        data = data[:_MAX_NAME_SIZE].decode("utf-8", "ignore").encode()
+    elif text.isascii() and text.isprintable():
+        return text
     return "".join([chr(byte) if 32 <= byte <= 126 else f"\\x{byte:02x}" for byte in data])
 
 

@@ -160,6 +160,8 @@ class Admission:
 
     def _authenticated(self, client: Client, login: Login, packet: StartupMessage) -> None:
         """The client is who it says: find out whether it may have what it wants."""
+        if packet.fault is not None:
+            raise packet.fault
         if packet.database in CONSOLE_DATABASES:
             self._open_console(client, login, packet)
             return
@@ -239,6 +241,8 @@ class Admission:
         if client.server is None:
             client.state = CLIENT_IDLE
         client.idle_since = self.front.reactor.now
+        if client.inbox is not None:
+            self.front.reactor.soon.append(client)  # it has sent its first query already
         pool.logins += 1
         self.front.admitted(client, packet)
         self.front.reply(

@@ -289,9 +289,7 @@ class Link:
             statement = None  # for PostgreSQL to refuse, unless the client has given the name
             if client.statements is not None:
                 statement = client.statements.get(buf.slice(portal_end + 1, name_end))
-            if server.cycle.boundaries and self.rewriter.is_unsettled(
-                server, buf.slice(portal_end + 1, name_end), statement
-            ):
+            if server.cycle.boundaries and server.cycle.is_unsettled(buf.slice(portal_end + 1, name_end), statement):
                 client.stalled = True
                 return -1 - run
             if statement is not None:
@@ -324,9 +322,7 @@ class Link:
                 statement = None
                 if client.statements is not None:
                     statement = client.statements.get(buf.slice(pos + 6, name_end))
-                if server.cycle.boundaries and self.rewriter.is_unsettled(
-                    server, buf.slice(pos + 6, name_end), statement
-                ):
+                if server.cycle.boundaries and server.cycle.is_unsettled(buf.slice(pos + 6, name_end), statement):
                     client.stalled = True
                     return -1 - run
                 if statement is not None:

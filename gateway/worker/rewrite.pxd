@@ -27,7 +27,6 @@ cdef class Rewriter:
     cpdef int execute(self, Client client, Server server) except -1
     cpdef int query(self, Client client, Server server, Buffer buf, Py_ssize_t at, Py_ssize_t end) except -1
     cpdef int close(self, Client client, Server server, bytes name) except -1
-    cpdef bint is_unsettled(self, Server server, bytes name, Statement statement) except -1
     @cython.locals(held=dict)
     cpdef bint ensure(self, Server server, Statement statement) except -1
     cpdef int ensure_unnamed(self, Client client, Server server) except -1

@@ -68,7 +68,7 @@ class Rewriter:
         cycle = server.cycle
         name = buf.slice(at, name_end)
         statement = self.known.of(buf.slice(name_end + 1, end))
-        if self.is_unsettled(server, name, statement):
+        if server.cycle.is_unsettled(name, statement):
             return STALL
         if client.statements is None:
             client.statements = {}
@@ -102,7 +102,7 @@ class Rewriter:
         found = mention(text)
         if found is None or client.statements is None:
             return PASS_ON
-        if self.is_unsettled(server, found.name, None):
+        if server.cycle.is_unsettled(found.name, None):
             return STALL
         statement = client.statements.get(found.name)
         if found.verb is not Verb.EXECUTE and (statement is not None or found.verb is Verb.DEALLOCATE_ALL):
@@ -133,7 +133,7 @@ class Rewriter:
         names, cycle = client.statements, server.cycle
         if found is None or names is None:
             return PASS_ON
-        if self.is_unsettled(server, found.name, None):
+        if server.cycle.is_unsettled(found.name, None):
             return STALL
         if found.verb is Verb.DEALLOCATE_ALL:
             cycle.changes.append(AllClosed(names, server.statements))
@@ -166,27 +166,13 @@ class Rewriter:
         """Handle a Close of one of the client's statements: its name goes, the server keeps the statement."""
         if client.statements is None:
             return PASS_ON
-        if self.is_unsettled(server, name, None):
+        if server.cycle.is_unsettled(name, None):
             return STALL
         if name not in client.statements:
             return PASS_ON
         server.cycle.changes.append(Closed(client.statements, name, None))
         server.cycle.request(OWES_CLOSE | FAKE | CHANGE)
         return PUT_OUT
-
-    def is_unsettled(self, server: Server, name: bytes, statement: Statement | None) -> bool:
-        """May what is owed from before the last Sync still change what a name means, or whether the server has it?
-
-        Within one group there is no such doubt: where an earlier message fails, PostgreSQL skips the later ones.
-        """
-        cycle = server.cycle
-        if not cycle.boundaries:
-            return False
-        # A loop, not any(): a generator costs an object on the path of every named Bind in a pipeline.
-        for change in cycle.changes:
-            if change.name is None or change.name == name or change.statement is statement is not None:
-                return True
-        return False
 
     def ensure(self, server: Server, statement: Statement) -> bool:
         """Make the server have the statement, and note that it was used; return True when it has to be prepared."""
