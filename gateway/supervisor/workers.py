@@ -37,6 +37,7 @@ class Worker:
         self.end = end
         self.stream: SocketStream | None = None
         self.lock: anyio.Lock | None = None
+        self.backlog = bytearray()  # what it was told before there was a stream
         self.ready = False
 
 
@@ -87,10 +88,12 @@ class Workers:
     async def _listen(self, worker: Worker, heard: Callable[[int, Up], None]) -> None:
         records = Records(Up)
         worker.end.setblocking(False)
-        worker.lock = anyio.Lock()
-        worker.stream = await SocketStream.from_socket(worker.end)
-        async with worker.stream as stream:
+        stream = await SocketStream.from_socket(worker.end)
+        worker.lock, worker.stream = anyio.Lock(), stream
+        async with stream:
             try:
+                async with worker.lock:
+                    await stream.send(bytes(worker.backlog))
                 while True:
                     for record in records.feed(await stream.receive(_CHUNK)):
                         heard(worker.index, record)  # type: ignore[arg-type]
@@ -101,6 +104,7 @@ class Workers:
         """Send a record to one worker; one that is gone is told when it comes back."""
         worker = self.all[index]
         if worker.stream is None or worker.lock is None:
+            worker.backlog += encode(record)
             return
         try:
             async with worker.lock:

@@ -168,7 +168,8 @@ class Admission:
         pool = self.front.pools.get(packet.database, packet.user)
         if pool is None:
             raise errors.NO_SUCH_DATABASE(database=packet.database)
-        self.front.count_in(client, pool)  # raises 53300
+        if not self.front.count_in(client, pool):
+            return
         login.pool = pool
         if login.exchange is not None:
             self.front.servers.learn(pool, packet.user, login.exchange)
@@ -184,6 +185,15 @@ class Admission:
             self.front.grow(pool)
         else:
             self.enter(client)
+
+    def again(self, client: Client) -> None:
+        """Go on with a client that was parked."""
+        login: Login = client.login
+        assert login.startup is not None
+        try:
+            self._authenticated(client, login, login.startup)
+        except GatewayError as error:
+            self.front.dismiss(client, error)
 
     def enter(self, client: Client) -> None:
         """Give a client its parameters and let it in; where a server has to be asked first, let it wait for one."""

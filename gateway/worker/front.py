@@ -74,6 +74,7 @@ log = logging.getLogger("gateway.worker")
 
 _SEVERITIES = (b"S", b"V")  # the fields that tell it, translated and not
 LONGEST = 0x3FFFFFFE  # of a message that PostgreSQL takes (PQ_LARGE_MESSAGE_LIMIT)
+_PARKING_TIME = 2 * SECOND  # for the supervisor to find a share of max_client_conn
 _ACCEPTS = 64  # connections taken at once from a listener before others are served
 _NUMBERS = (1 << WORKER_SHIFT) - 1
 _SPARE_LOGINS = 1000  # connections in login beyond max_client_conn; the oldest silent one makes room
@@ -88,6 +89,9 @@ class Front:
         self.index = configure.index
         self.clients: dict[int, Client] = {}
         self.logins: dict[Client, None] = {}
+        self.parked: dict[
+            Client, int
+        ] = {}  # clients in login that wait for a larger share of max_client_conn, since when
         self.tenants: dict[int, tuple[Any, ...]] = {}
         self.draining = False
         self.drained_at = 0
@@ -188,6 +192,8 @@ class Front:
                 self.demanded_at = 0
                 self.sweep(self.reactor.now)
                 self.demand()
+                if record.limit.kind.endswith("clients"):
+                    self._unpark(self.reactor.now)
             case ConsoleOutput():
                 client = self.clients.get(record.client)
                 if client is not None and client.state == CLIENT_CONSOLE:
@@ -233,8 +239,11 @@ class Front:
             self.channel.send(ConsoleInput(client.id, buf.slice(buf.start, buf.end)))
         return buf.end
 
-    def count_in(self, client: Client, pool: Pool) -> None:
-        """Count a client against the limits on clients; raise 53300 when one of them is reached."""
+    def count_in(self, client: Client, pool: Pool) -> bool:
+        """Count a client against the limits on clients; raise 53300 when one of them is reached.
+
+        Return False when other workers may have room to give: the client is parked until the supervisor has answered.
+        """
         settings = pool.settings
         limits = [(self.client_share, errors.MAX_CLIENT_CONN)]
         if settings.max_db_client_connections:
@@ -247,13 +256,20 @@ class Front:
         for share, error in limits:
             if share.used >= share.limit:
                 share.refused += 1
-                self.demand()
+                if self.pools.workers > 1 and client not in self.parked:
+                    self.parked[client] = self.reactor.now
+                    self.demanded_at = 0
+                    self.demand()
+                    return False
+                self.parked.pop(client, None)
                 raise error
+        self.parked.pop(client, None)
         shares = tuple(share for share, _ in limits)
         for share in shares:
             share.used += 1
         pool.clients += 1
         self.tenants[client.id] = (pool, shares)
+        return True
 
     def admitted(self, client: Client, packet: StartupMessage) -> None:
         """A client has logged in."""
@@ -310,6 +326,7 @@ class Front:
         """Take a client out of all that it was part of but its connection."""
         state, server, pool = client.state, client.server, client.pool
         self.logins.pop(client, None)
+        self.parked.pop(client, None)
         if state == CLIENT_CONSOLE:
             self.channel.send(ConsoleClosed(client.id))
         tenant = self.tenants.pop(client.id, None)
@@ -596,8 +613,14 @@ class Front:
         self._sweep_clients(now)
         if self.demand_due or now - self.demanded_at >= SECOND:
             self.demand()
+        self._unpark(now - _PARKING_TIME)
         if self.draining:
             self._sweep_drain(now)
+
+    def _unpark(self, since: int) -> None:
+        """Try again to let in the clients that were parked before *since*; who finds no room now is refused."""
+        for client in [client for client, parked in self.parked.items() if parked <= since]:
+            self.admission.again(client)
 
     def _act(self, pool: Pool, verb: Verb, who: Any, why: str) -> None:
         if verb is Verb.RETIRE:

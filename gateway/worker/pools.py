@@ -103,7 +103,7 @@ class Pools:
 
     def demands(self) -> Iterator[Demand]:
         """Yield what is used and wanted of each limit, and begin to count anew what was refused."""
-        waiting: dict[Limit, int] = {}
+        waiting: dict[Limit, int] = {}  # less what idles: that can be given to others
         for pool in self.by_key.values():
             settings = pool.settings
             for limit in (
@@ -112,12 +112,12 @@ class Pools:
                 Limit("database", pool.database),
                 Limit("user", "", settings.server_user),
             ):
-                waiting[limit] = waiting.get(limit, 0) + len(pool.waiting)
+                waiting[limit] = waiting.get(limit, 0) + len(pool.waiting) + len(pool.newcomers) - len(pool.idle())
         for limit, share in self.shares.items():
             budget = self.budgets[limit]
             if budget:
                 wanted = waiting.get(limit, 0) + (share.refused if "clients" in limit.kind else 0)
-                yield Demand(limit, budget, share.limit, share.used, share.used + wanted)
+                yield Demand(limit, budget, share.limit, share.used, max(share.used + wanted, 0))
                 share.refused = 0
         for limit, amount in self.granted.items():
             if limit not in self.shares:  # nobody has needed it here yet: acknowledge, so that others may have it
