@@ -36,11 +36,12 @@ def pytest_report_header(config: pytest.Config) -> str:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "soak: full sizes, minutes; run with --soak")
+    config.addinivalue_line("markers", "unbuilt(reason): examines what the gateway does not do yet")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if not config.getoption("--soak"):
-        skip = pytest.mark.skip(reason="needs --soak")
-        for item in items:
-            if item.get_closest_marker("soak"):
-                item.add_marker(skip)
+    for item in items:
+        if item.get_closest_marker("soak") and not config.getoption("--soak"):
+            item.add_marker(pytest.mark.skip(reason="needs --soak"))
+        if (mark := item.get_closest_marker("unbuilt")) and config.getoption("--endpoint") == "gateway":
+            item.add_marker(pytest.mark.skip(reason=mark.args[0]))

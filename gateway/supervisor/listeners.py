@@ -93,6 +93,7 @@ def _tcp(listen: Listen, front: Front, *, alone: bool) -> socket.socket:
             _refuse_company(family, address)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_DEFER_ACCEPT, 1)  # clients speak first: wait for that, 1 s
         keep_alive(sock, front)
         sock.bind(address)
         sock.listen(front.listen_backlog)

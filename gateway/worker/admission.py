@@ -10,6 +10,7 @@ Called by the front with what clients in state CLIENT_LOGIN send. See "Start-up"
 
 from __future__ import annotations
 
+import logging
 import secrets
 from hashlib import blake2b
 from typing import TYPE_CHECKING
@@ -25,28 +26,40 @@ from gateway.wire.scram import Cache
 from gateway.wire.startup import CancelRequest, SSLRequest, StartupMessage
 from gateway.wire.userlist import Secret
 from gateway.worker.endpoint import CLIENT_CONSOLE, CLIENT_IDLE, CLIENT_LOGIN, Client
-from gateway.worker.pool import Pool
+from gateway.worker.pool import Pool, Share
 from gateway.worker.sock import Buffer
 
 if TYPE_CHECKING:
     from gateway.worker.front import Front
 
-_MOST_ENTRIES = 1000  # remembered combinations of startup parameters per pool
+log = logging.getLogger("gateway.worker")
+
+_MOST_ROUTES = 1000  # remembered startup packets, and combinations of startup parameters per pool
+_LONGEST_ROUTE = 1024  # bytes of a startup packet that is remembered
 _LONGEST_ANSWER = 65536 + 16  # of a client that is asked for a password
 _KEY_3_0, _KEY_3_2 = 4, 32
+
+
+class Route:
+    """What one startup packet asks for: clients of one application all send the same bytes."""
+
+    def __init__(self, packet: StartupMessage) -> None:
+        self.startup = packet
+        self.pool: Pool = None  # type: ignore[assignment]  # from the first client on that has proven who it is
+        self.shares: tuple[Share, ...] = ()  # of the limits that its clients count against
+        self.reported: Parameters | None = None  # the pool's welcome that the next two were made from
+        self.parameters: Parameters = None  # type: ignore[assignment]  # of its clients
+        self.welcome = b""  # what they are told of them
 
 
 class Login:
     """What is known of a client until it is admitted."""
 
-    __slots__ = ("exchange", "gss_asked", "pool", "proof", "ssl_asked", "startup")
-
     def __init__(self) -> None:
-        self.ssl_asked = self.gss_asked = False
-        self.startup: StartupMessage | None = None
+        self.route: Route = None  # type: ignore[assignment]  # once the startup packet has come
         self.exchange: ClientLogin | None = None
-        self.pool: Pool | None = None
         self.proof = b""  # what ends the exchange, due before anything else that is told
+        self.ssl_asked = self.gss_asked = False
 
 
 class Admission:
@@ -62,69 +75,85 @@ class Admission:
         self.settings = configure.settings.front
         self.console = configure.settings.console
         self.method = Method(configure.settings.front.auth.type.value)
+        self.is_trust = self.method is Method.TRUST
         self.secret = configure.secret
         users = configure.users
         self.users = None if users is None else {user: Secret.of(text) for user, text in users.items()}
         self.ignored = frozenset(self.settings.ignore_startup_parameters)
+        self.routes: dict[bytes, Route] = {}
 
     def receive(self, client: Client, buf: Buffer) -> int:
         """Handle what a client in login has sent; return where what is not understood yet begins."""
+        login: Login = client.login
         try:
             while client.state == CLIENT_LOGIN and client.fd >= 0 and buf.start < buf.end:
                 start = buf.start
-                login: Login = client.login
-                if login.startup is None:
-                    self._packet(client, login, buf)
+                if login.route is None:
+                    self.packet(client, login, buf)
                 elif login.exchange is not None and not login.exchange.done:
                     self._answer(client, login, login.exchange, buf)
                 if buf.start == start:
                     break
         except (errors.CANCEL_LENGTH, errors.CANCEL_KEY_LENGTH):
-            self.front.dismiss(client, None)  # nobody waits for an answer to a cancel request
+            self.front.clients.dismiss(client, None)  # nobody waits for an answer to a cancel request
         except GatewayError as error:
-            self.front.dismiss(client, error)
+            self.front.clients.dismiss(client, error)
         return buf.start
 
-    def _packet(self, client: Client, login: Login, buf: Buffer) -> None:
+    def packet(self, client: Client, login: Login, buf: Buffer) -> int:
+        """Handle the packet that opens a connection, once it is whole."""
         available = buf.end - buf.start
         if buf.byte(buf.start) == startup.TLS_HANDSHAKE:
-            self.front.dismiss(client, None)  # as PostgreSQL without TLS does
-            return
+            return int(self.front.clients.dismiss(client, None))  # as PostgreSQL without TLS does
         if available < startup.HEADER_SIZE:
-            return
-        length = startup.packet_length(
-            buf.slice(buf.start, buf.start + startup.HEADER_SIZE), self.settings.max_startup_packet
-        )
-        if available < length:
-            return
-        packet = startup.parse(
-            buf.slice(buf.start, buf.start + length), ssl_asked=login.ssl_asked, gss_asked=login.gss_asked
-        )
-        buf.start += length
-        if isinstance(packet, StartupMessage):
-            login.startup = packet
-            self._begin(client, login, packet)
-        elif isinstance(packet, CancelRequest):
-            self.front.canceler.requested(client, packet)
+            return 0
+        length = buf.int32(buf.start)
+        if length > available or length < 2 * startup.HEADER_SIZE:
+            startup.packet_length(buf.slice(buf.start, buf.start + 4), self.settings.max_startup_packet)
+            return 0
+        packet = buf.slice(buf.start, buf.start + length)
+        route = self.routes.get(packet)
+        if route is None:
+            startup.packet_length(packet, self.settings.max_startup_packet)
+            parsed = startup.parse(packet, ssl_asked=login.ssl_asked, gss_asked=login.gss_asked)
+            buf.start += length
+            if not isinstance(parsed, StartupMessage):
+                self._ask(client, login, buf, parsed)
+                return 0
+            route = Route(parsed)
+            if length <= _LONGEST_ROUTE:
+                if len(self.routes) >= _MOST_ROUTES:
+                    self.routes.clear()
+                self.routes[packet] = route
         else:
-            asked_ssl = isinstance(packet, SSLRequest)
-            login.ssl_asked |= asked_ssl
-            login.gss_asked |= not asked_ssl
-            self.front.reply(client, b"N")
-            if buf.start < buf.end:
-                raise errors.DATA_BEFORE_TLS if asked_ssl else errors.DATA_BEFORE_GSS
+            buf.start += length
+        login.route = route
+        self._begin(client, login)
+        return 0
 
-    def _begin(self, client: Client, login: Login, packet: StartupMessage) -> None:
+    def _ask(self, client: Client, login: Login, buf: Buffer, packet: object) -> None:
+        if isinstance(packet, CancelRequest):
+            self.front.canceler.requested(client, packet)
+            return
+        asked_ssl = isinstance(packet, SSLRequest)
+        login.ssl_asked |= asked_ssl
+        login.gss_asked |= not asked_ssl
+        self.front.clients.reply(client, b"N")
+        if buf.start < buf.end:
+            raise errors.DATA_BEFORE_TLS if asked_ssl else errors.DATA_BEFORE_GSS
+
+    def _begin(self, client: Client, login: Login) -> None:
+        packet = login.route.startup
         if self.front.draining:
             raise errors.SHUTTING_DOWN
         if packet.negotiation:
-            self.front.reply(client, packet.negotiation)
+            self.front.clients.reply(client, packet.negotiation)
         user = packet.user
-        if self.method is Method.TRUST:
+        if self.is_trust:
             login.proof = messages.AuthenticationOk
             if self.users is not None and user not in self.users:
                 raise errors.NO_SUCH_ROLE(user=user)
-            self._authenticated(client, login, packet)
+            self.proven(client, login)
             return
         secret = self.users.get(user) if self.users is not None else None
         login.exchange = ClientLogin(
@@ -137,7 +166,7 @@ class Admission:
             cache=self.cache,
             iterations=self.settings.auth.scram_iterations,
         )
-        self.front.reply(client, login.exchange.start())
+        self.front.clients.reply(client, login.exchange.start())
 
     def _answer(self, client: Client, login: Login, exchange: ClientLogin, buf: Buffer) -> None:
         if buf.end - buf.start < 5:
@@ -152,101 +181,120 @@ class Admission:
         buf.start += length + 1
         reply = exchange.receive(kind, body)
         if exchange.done:
-            assert login.startup is not None
             login.proof = reply + messages.AuthenticationOk
-            self._authenticated(client, login, login.startup)
+            self.proven(client, login)
         elif reply:
-            self.front.reply(client, reply)
+            self.front.clients.reply(client, reply)
 
-    def _authenticated(self, client: Client, login: Login, packet: StartupMessage) -> None:
+    def proven(self, client: Client, login: Login) -> int:
         """The client is who it says: find out whether it may have what it wants."""
-        if packet.fault is not None:
-            raise packet.fault
-        if packet.database in CONSOLE_DATABASES:
-            self._open_console(client, login, packet)
-            return
-        pool = self.front.pools.get(packet.database, packet.user)
-        if pool is None:
-            raise errors.NO_SUCH_DATABASE(database=packet.database)
-        if not self.front.count_in(client, pool):
-            return
-        login.pool = pool
+        route = login.route
+        if route.pool is None:
+            if route.startup.fault is not None:
+                raise route.startup.fault
+            if route.startup.database in CONSOLE_DATABASES:
+                self._open_console(client, login)
+                return 0
+            pool = self.front.pools.get(route.startup.database, route.startup.user)
+            if pool is None:
+                raise errors.NO_SUCH_DATABASE(database=route.startup.database)
+            route.pool = pool
+            route.shares = self.front.pools.client_shares(pool, route.startup.user)
+        if client.shares is None and not self.front.clients.count_in(client, route):  # raises 53300
+            return 0
         if login.exchange is not None:
-            self.front.servers.learn(pool, packet.user, login.exchange)
-        if packet.replication:
+            self.front.servers.learn(route.pool, route.startup.user, login.exchange)
+        if route.startup.replication:
             client.replication = True
-            self.front.servers.connect(pool, client)
-        elif pool.welcome is None:
-            if pool.failure is not None and not pool.servers and self.front.reactor.now < pool.retry_at:
-                self.front.servers.refuse(client, pool.failure)
-                return
-            pool.newcomers[client] = None
-            client.waiting_since = self.front.reactor.now
-            self.front.grow(pool)
-        else:
+            self.front.servers.connect(route.pool, client)
+        elif route.pool.welcome is not None:
             self.enter(client)
+        else:
+            self._await_server(client, route.pool)
+        return 0
+
+    def _await_server(self, client: Client, pool: Pool) -> None:
+        """Nobody has been told yet what a server of this pool reports: wait for the first one."""
+        now = self.front.reactor.now
+        if pool.failure is not None and not pool.servers and now < pool.retry_at:
+            self.front.clients.dismiss(client, pool.failure)
+            return
+        pool.newcomers[client] = None
+        client.waiting_since = now
+        self.front.grow(pool)
 
     def again(self, client: Client) -> None:
         """Go on with a client that was parked."""
-        login: Login = client.login
-        assert login.startup is not None
         try:
-            self._authenticated(client, login, login.startup)
+            self.proven(client, client.login)
         except GatewayError as error:
-            self.front.dismiss(client, error)
+            self.front.clients.dismiss(client, error)
 
-    def enter(self, client: Client) -> None:
+    def enter(self, client: Client) -> int:
         """Give a client its parameters and let it in; where a server has to be asked first, let it wait for one."""
         login: Login = client.login
-        pool, packet = login.pool, login.startup
-        assert pool is not None
-        assert packet is not None
-        assert pool.welcome is not None
+        route = login.route
+        pool = route.pool
         client.waiting_since = 0
-        wanted = packet.parameters
+        if route.reported is not pool.welcome:
+            parameters = self._resolve(route)
+            if parameters is None:
+                return self._try_parameters(client, pool)
+            self.settle(route, parameters)
+        return self.admit(client, route.parameters, route.welcome)
+
+    def _resolve(self, route: Route) -> Parameters | None:
+        """Return the parameters that a route's clients begin with, or None when a server has to be asked."""
+        wanted, reported = route.startup.parameters, route.pool.welcome
+        assert reported is not None
         if not wanted:
-            self.admit(client, pool.welcome)
-            return
-        key = frozenset(wanted.items())
-        known = pool.entries.get(key)
+            return reported
+        known = route.pool.entries.get(frozenset(wanted.items()))
         if known is not None:
-            self.admit(client, known)
-            return
-        values = dict(pool.welcome.values)
-        asked = False
-        for name, value in wanted.items():
-            if name in self.ignored:
-                continue
-            name = canonical(name)
-            if name != "application_name" and values.get(name) != value:
-                asked = True
-            values[name] = value
-        parameters = Parameters.of(values)
-        if not asked:
-            self.remember(pool, packet, parameters)
-            self.admit(client, parameters)
-            return
-        client.pool = pool
-        client.parameters = parameters
+            return known
+        values = self._values(route)
+        if any(reported.values.get(name) != values[name] for name in values if name != "application_name"):
+            return None
+        return Parameters.of(values)
+
+    def _values(self, route: Route) -> dict[str, str]:
+        assert route.pool.welcome is not None
+        asked = {canonical(name): value for name, value in route.startup.parameters.items() if name not in self.ignored}
+        return {**route.pool.welcome.values, **asked}
+
+    def _try_parameters(self, client: Client, pool: Pool) -> int:
+        """Have a server take a client's parameters, or refuse them; the front goes on when it has."""
+        client.parameters = Parameters.of(self._values(client.login.route))
         server = self.front.link.acquire(client)
-        if server is not None:  # nothing was to be asked after all
+        if server is not None:  # it has them already
+            parameters = client.parameters
             self.front.link.part(client, server)
-            self.admit(client, parameters)
+            self.accepted(client, parameters)
+        return 0
 
-    def remember(self, pool: Pool, packet: StartupMessage, parameters: Parameters) -> None:
-        """Remember what a combination of startup parameters comes to."""
-        if len(pool.entries) >= _MOST_ENTRIES:
-            pool.entries.clear()
-        pool.entries[frozenset(packet.parameters.items())] = parameters
+    def accepted(self, client: Client, parameters: Parameters) -> None:
+        """A server has taken a client's parameters, and says what they come to: so it is for all that ask for them."""
+        route = client.login.route
+        entries = route.pool.entries
+        if len(entries) >= _MOST_ROUTES:
+            entries.clear()
+        entries[frozenset(route.startup.parameters.items())] = parameters
+        self.settle(route, parameters)
+        self.admit(client, parameters, route.welcome)
 
-    def admit(self, client: Client, parameters: Parameters) -> None:
+    def settle(self, route: Route, parameters: Parameters) -> None:
+        """Remember what a route's clients begin with, until a server reports other values."""
+        route.reported = route.pool.welcome
+        route.parameters = parameters
+        route.welcome = parameters.welcome(route.pool.reported)
+
+    def admit(self, client: Client, parameters: Parameters, welcome: bytes) -> int:
         """Let a client in: it is told its parameters and its cancel key, and may send queries."""
         login: Login = client.login
-        pool, packet = login.pool, login.startup
-        assert pool is not None
-        assert packet is not None
+        route = login.route
+        pool = route.pool
+        clients = self.front.clients
         client.login = None
-        client.pool = pool
         client.parameters = parameters
         if client.server is None:
             client.state = CLIENT_IDLE
@@ -254,29 +302,33 @@ class Admission:
         if client.inbox is not None:
             self.front.reactor.soon.append(client)  # it has sent its first query already
         pool.logins += 1
-        self.front.admitted(client, packet)
-        self.front.reply(
-            client,
-            login.proof
-            + parameters.welcome(pool.reported)
-            + messages.backend_key_data(client.id, self.cancel_key(client, packet.protocol))
-            + _READY,
+        clients.logins.pop(client, None)
+        if clients.log_connections:
+            log.info("client %d: login: database %s, user %s", client.id, route.startup.database, route.startup.user)
+        key = self.cancel_key(client, route.startup.protocol)
+        size = (len(key) + 8).to_bytes(4, "big")
+        return int(
+            clients.reply(
+                client, b"%bK%b%b%b%b" % (login.proof + welcome, size, client.id.to_bytes(4, "big"), key, _READY)
+            )
         )
 
     def cancel_key(self, client: Client, protocol: int = messages.PROTOCOL_3_2) -> bytes:
         """Return a client's secret key, derived so that none has to be kept: 32 bytes, with protocol 3.0 four."""
         size = _KEY_3_2 if protocol == messages.PROTOCOL_3_2 else _KEY_3_0
-        return blake2b(b"%d %d" % (client.id, client.connected_at), key=self.secret, digest_size=32).digest()[:size]
+        seed = client.id.to_bytes(4, "big") + client.connected_at.to_bytes(8, "big")
+        return blake2b(seed, key=self.secret, digest_size=32).digest()[:size]
 
-    def _open_console(self, client: Client, login: Login, packet: StartupMessage) -> None:
+    def _open_console(self, client: Client, login: Login) -> None:
+        packet = login.route.startup
         admin = packet.user in self.console.admin_users
         if not admin and packet.user not in self.console.stats_users:
             raise errors.CONSOLE_ACCESS(user=packet.user)
         client.login = None
         client.state = CLIENT_CONSOLE
+        self.front.clients.logins.pop(client, None)
         key = messages.backend_key_data(client.id, self.cancel_key(client, packet.protocol))
-        self.front.admitted(client, packet)
-        self.front.reply(client, login.proof + key)
+        self.front.clients.reply(client, login.proof + key)
         self.front.channel.send(ConsoleOpened(client.id, packet.user, admin))
 
 

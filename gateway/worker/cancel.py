@@ -56,15 +56,15 @@ class Canceler:
         if request.pid >> WORKER_SHIFT != self.front.index + 1:
             self.front.channel.send(CancelElsewhere(request.pid, request.key))
         elif not self.cancel(request.pid, request.key, asker):
-            self.front.dismiss(asker, None)
+            self.front.clients.dismiss(asker, None)
             return
         else:
             return
-        self.front.dismiss(asker, None)
+        self.front.clients.dismiss(asker, None)
 
     def cancel(self, pid: int, key: bytes, asker: Client | None = None) -> bool:
         """Cancel what the client with this key waits for or runs; return True when *asker* is to be held."""
-        client = self.front.clients.get(pid)
+        client = self.front.clients.by_id.get(pid)
         if client is None:
             return False
         whole = self.front.admission.cancel_key(client)
@@ -72,7 +72,7 @@ class Canceler:
             return False
         server = client.server
         if client.state == CLIENT_WAITING and server is None:
-            self.front.fail_waiting(client, errors.QUERY_CANCELED().encode())
+            self.front.failing.waiting(client, errors.QUERY_CANCELED().encode())
         elif client.state == CLIENT_ACTIVE and server is not None and server.cycle.owed() > 0:
             return self.send(server, asker)
         return False
@@ -120,7 +120,7 @@ class Canceler:
         self.front.reactor.remove(errand)
         server.cancels -= 1
         for asker in errand.askers:
-            self.front.dismiss(asker, None)
+            self.front.clients.dismiss(asker, None)
         if server.state == SERVER_CANCELED:
             self.front.link.hand_on(server, server.pool)
 

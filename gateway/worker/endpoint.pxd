@@ -17,6 +17,7 @@ cdef class Endpoint:
 cdef class Client(Endpoint):
     cdef public object pool
     cdef public Server server
+    cdef public tuple shares
     cdef public object parameters
     cdef public dict statements
     cdef public Buffer unnamed

@@ -18,7 +18,7 @@ from gateway.wire.prepared import Held, Names, Statement
 from gateway.worker.sock import Buffer
 
 if TYPE_CHECKING:
-    from gateway.worker.pool import Pool
+    from gateway.worker.pool import Pool, Share
 
 # Kinds of endpoint.
 LISTENER = 0
@@ -74,6 +74,7 @@ class Client(Endpoint):
         self.out: Buffer | None = None
         self.id = id  # also the process id in its BackendKeyData
         self.pool: Pool = None  # type: ignore[assignment]  # from its login on
+        self.shares: tuple[Share, ...] | None = None  # of the limits that it counts against
         self.server: Server | None = None
         self.parameters: Parameters = None  # type: ignore[assignment]  # likewise
         self.statements: Names | None = None

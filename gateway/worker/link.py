@@ -162,7 +162,7 @@ class Link:
                     break  # a large one: nothing is passed on, so it has to come in whole
                 if kind == SYNC:
                     client.skip_to_sync = False
-                    self.front.reply(client, ready_for_query(IDLE if server is None else server.cycle.status))
+                    self.front.clients.reply(client, ready_for_query(IDLE if server is None else server.cycle.status))
                 pos += size
                 run = pos
                 continue
@@ -176,7 +176,7 @@ class Link:
                 if whole and needs_no_server(kind, size):
                     pos += size
                     if kind == SYNC:
-                        self.front.reply(client, ready_for_query(IDLE))
+                        self.front.clients.reply(client, ready_for_query(IDLE))
                     run = pos
                     continue
                 if kind == COPY_DATA:  # a large one, of a COPY that failed

@@ -13,6 +13,7 @@ cdef class Share:
     cdef public long limit
     cdef public long used
     cdef public long refused
+    cdef public object error
 
 @cython.final
 cdef class Pool:

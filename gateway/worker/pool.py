@@ -25,6 +25,7 @@ from gateway.worker.endpoint import (
 )
 
 if TYPE_CHECKING:
+    from gateway.errors import GatewayError
     from gateway.settings import PoolSettings
     from gateway.wire.parameters import Parameters
 
@@ -41,8 +42,9 @@ SECOND = 1_000_000
 class Share:
     """This worker's part of one limit: how much it may use, how much it does."""
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, error: type[GatewayError] | None = None) -> None:
         self.limit = limit
+        self.error = error  # what a client is told that it refuses
         self.used = 0
         self.refused = 0  # wishes since the last report that the limit stood against
 

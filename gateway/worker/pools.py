@@ -11,12 +11,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from gateway import errors
 from gateway.control import Configure, Demand, Limit, first_share
 from gateway.pool_settings import pool_settings
 from gateway.settings import PoolSettings
 from gateway.worker.endpoint import Server
 from gateway.worker.pool import UNLIMITED, Pool, Share
 from health.view import ClusterView
+
+REFUSALS = {
+    "clients": errors.MAX_CLIENT_CONN,
+    "database_clients": errors.MAX_DB_CLIENT_CONNECTIONS,
+    "user_clients": errors.MAX_USER_CLIENT_CONNECTIONS,
+}
 
 
 class Pools:
@@ -63,13 +70,23 @@ class Pools:
         limit = Limit(kind, database, user)
         share = self.shares.get(limit)
         if share is None:
-            share = self.shares[limit] = Share(0)
+            share = self.shares[limit] = Share(0, REFUSALS.get(kind))
         if self.budgets.get(limit) != budget:
             self.budgets[limit] = budget
             unlimited = budget == 0 and kind != "reserve"
             first = self.granted.get(limit, first_share(budget, self.workers, self.index))
             share.limit = UNLIMITED if unlimited else first
         return share
+
+    def client_shares(self, pool: Pool, user: str) -> tuple[Share, ...]:
+        """Return the shares of the limits that a client counts against."""
+        settings = pool.settings
+        shares = [self.share("clients", self.settings.front.max_client_conn)]
+        if settings.max_db_client_connections:
+            shares.append(self.share("database_clients", settings.max_db_client_connections, pool.database))
+        if settings.max_user_client_connections:
+            shares.append(self.share("user_clients", settings.max_user_client_connections, "", user))
+        return tuple(shares)
 
     def _limits(self, settings: PoolSettings) -> tuple[Share, Share, tuple[Share, ...]]:
         database, user = settings.database, settings.server_user

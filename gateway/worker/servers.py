@@ -112,11 +112,10 @@ class Servers:
         settings = pool.settings
         parameters = {"user": settings.server_user, "database": settings.dbname, **dict(settings.startup)}
         if client is not None:
-            packet = client.login.startup
+            packet = client.login.route.startup
             parameters |= packet.parameters | {"replication": packet.replication.value}
             server.client = client
             client.server = server
-            client.pool = pool
         server.login = self._login(pool, stays_here(address[0]))
         server.out = Buffer(512)
         server.out.extend(messages.startup_message(parameters))
@@ -221,7 +220,9 @@ class Servers:
         pool = server.pool
         pool.reported = pool.reported or frozenset(server.parameters.values)
         client.state = CLIENT_ACTIVE
-        self.front.admission.admit(client, server.parameters)
+        route = client.login.route
+        self.front.admission.settle(route, server.parameters)
+        self.front.admission.admit(client, server.parameters, route.welcome)
 
     def _open_to_clients(self, server: Server) -> None:
         pool = server.pool
@@ -239,21 +240,17 @@ class Servers:
         self._drop(server)
         if client is not None:
             client.server = None
-            self.front.dismiss(client, raw)
+            self.front.clients.dismiss(client, raw)
             return
         self._failed(pool, message, sqlstate)
         if sqlstate in _PATIENT:
             return
         pool.failure = raw
         for newcomer in list(pool.newcomers):
-            self.refuse(newcomer, raw)
+            self.front.clients.dismiss(newcomer, raw)
         if not any(other.state != SERVER_LOGIN for other in pool.servers):
             for waiting in list(pool.waiting):
-                self.front.fail_waiting(waiting, raw)
-
-    def refuse(self, client: Client, raw: bytes) -> None:
-        """Tell a client in login what the server told us."""
-        self.front.dismiss(client, raw)
+                self.front.failing.waiting(waiting, raw)
 
     def _failed(self, pool: Pool, reason: str, what: str) -> None:
         retry = pool.settings.server_login_retry
@@ -419,7 +416,7 @@ class Servers:
             self._failed(server.pool, "no answer in time (server_connect_timeout)", "silent")
             if client is not None:
                 client.server = None
-                self.front.dismiss(client, errors.SERVER_CONNECT(reason="no answer in time", fatal=True))
+                self.front.clients.dismiss(client, errors.SERVER_CONNECT(reason="no answer in time", fatal=True))
         elif state == SERVER_CLEANUP:
             self.front.canceler.send(server)
             self.close(server, "not clean within server_cleanup_timeout")
@@ -438,7 +435,7 @@ class Servers:
             self._failed(pool, why, "reset")
             if client is not None:
                 client.server = None
-                self.front.dismiss(client, errors.SERVER_CONNECT(reason=why, fatal=True))
+                self.front.clients.dismiss(client, errors.SERVER_CONNECT(reason=why, fatal=True))
         if pool.waiting or pool.newcomers:
             self.front.grow(pool)
 

@@ -72,7 +72,7 @@ def rows(front: Front, table: str) -> list[Row]:
     if table == "pools":
         return [_pool(front, pool) for pool in front.pools.by_key.values()]
     if table == "clients":
-        return [_client(front, client) for client in front.clients.values() if client.pool is not None]
+        return [_client(front, client) for client in front.clients.by_id.values() if client.pool is not None]
     if table == "servers":
         return [_server(front, server) for server in front.pools.servers()]
     return []

@@ -18,7 +18,7 @@ from typing import ClassVar, Self, TypeVar
 from . import messages
 from .messages import Message
 
-DEADLINE = 10.0
+DEADLINE = 5.0
 T = TypeVar("T")
 
 
@@ -42,7 +42,11 @@ class Client:
         if receive_buffer:
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
         self.socket.settimeout(DEADLINE)
-        self.socket.connect((host, port))
+        try:
+            self.socket.connect((host, port))
+        except OSError:
+            self.socket.close()
+            raise
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.socket.setblocking(False)
         self.everyone.append(self)

@@ -6,8 +6,10 @@ kept too long stops the next test. `gateway` makes one with settings of its own.
 
 from __future__ import annotations
 
+import signal
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,11 +24,15 @@ from .client import Client
 from .endpoints import ADMIN_PASSWORD, Direct, Endpoint, Gateway, PgBouncer, Pooler
 
 Sql = psycopg.Connection[Any]
+LIMITS = {"call": 13.0, "teardown": 7.0}  # seconds for a test and for what follows it, whatever they wait for
+SOAK = 600.0  # the same for a test marked soak
 USERS = {"alice": "wonderland", "bob": "builder"}
 
 SCHEMA = """
 create role alice login superuser password 'wonderland';
 create role bob login password 'builder';
+create role carol login;
+create role dave login;
 create table item (id int primary key, name text not null check (name <> 'wrong'));
 grant all on item to bob;
 create database shop;
@@ -41,6 +47,33 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("live")
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
+    with _limited(item, "call"):
+        return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, object, object]:
+    with _limited(item, "teardown"):
+        return (yield)
+
+
+@contextmanager
+def _limited(item: pytest.Item, phase: str) -> Iterator[None]:
+    limit = SOAK if item.get_closest_marker("soak") else LIMITS[phase]
+
+    def too_long(*_: object) -> None:
+        pytest.fail(f"{phase} not done within {limit} s")
+
+    signal.signal(signal.SIGALRM, too_long)
+    signal.setitimer(signal.ITIMER_REAL, limit)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
 @pytest.fixture(scope="session")
 def postgres(request: pytest.FixtureRequest) -> Iterator[PostgresNode]:
     """A primary; its version from --postgres, or by `parametrize(..., indirect=True)`."""
@@ -50,9 +83,12 @@ def postgres(request: pytest.FixtureRequest) -> Iterator[PostgresNode]:
         yield cluster.primary
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture
 def database(postgres: PostgresNode) -> Iterator[Sql]:
-    """A connection past the gateway, in autocommit: prepares tables and looks at the truth."""
+    """A connection past the gateway, in autocommit: prepares tables and looks at the truth.
+
+    Each test has its own, as some of them end PostgreSQL or all its connections.
+    """
     with psycopg.connect(Direct(postgres).dsn(application_name="bench"), autocommit=True) as connection:
         yield connection
 

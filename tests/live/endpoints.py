@@ -28,8 +28,8 @@ from psycopg.rows import dict_row
 from .client import eventually
 
 ROOT = Path(__file__).parents[2]
-START = 15.0  # seconds for a process to accept its first client
-STOP = 20.0  # seconds for it to end after SIGTERM
+START = 10.0  # seconds for a process to accept its first client
+STOP = 5.0  # seconds for it to end after SIGTERM
 
 Table = Mapping[str, Any]
 
@@ -288,8 +288,8 @@ DEFAULTS: Table = {
     "workers": 1,
     "pool_mode": "transaction",
     "default_pool_size": 1,
-    "query_wait_timeout": 10.0,
-    "shutdown_timeout": 5.0,
+    "query_wait_timeout": 4.0,
+    "shutdown_timeout": 3.0,
     "max_client_conn": 3000,
 }
 

@@ -26,7 +26,7 @@ def program(postgres: Any, name: str, *arguments: object, text: str = "") -> str
         input=text,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=12,
         check=False,
         env={**os.environ, "PGPASSWORD": "", "PGCONNECT_TIMEOUT": "10"},
     )
@@ -163,7 +163,9 @@ def test_asyncpg_introspection_of_types_and_prepared_statement(relay):
 @pytest.mark.both
 @pytest.mark.parametrize("mode", ["simple", "extended", "prepared"])
 def test_pgbench_in_every_protocol(gateway, postgres, mode):
-    relay = gateway(default_pool_size=4)
+    # A server for each client: pgbench prepares in the middle of a transaction, and its thread waits for the answer, so
+    # that a client waiting for a server stops those that have one.
+    relay = gateway(default_pool_size=8)
     program(postgres, "pgbench", *where(relay), "-i", "-q", "-s", "1", "shop")
     report = program(postgres, "pgbench", *where(relay), "-n", "-M", mode, "-c", "8", "-j", "2", "-t", "50", "shop")
     assert "number of transactions actually processed: 400/400" in report
@@ -178,7 +180,7 @@ def test_pgbench_with_a_connection_for_each_transaction(gateway, postgres):
 
 
 def test_pgbench_pipelines(gateway, postgres, tmp_path):
-    relay = gateway(default_pool_size=4)
+    relay = gateway(default_pool_size=6)  # as many as clients, see above
     script = tmp_path / "pipeline.sql"
     script.write_text("\\startpipeline\n" + "select 1;\n" * 10 + "\\endpipeline\n")
     report = program(

@@ -193,7 +193,7 @@ def test_postgres_restart_clients_reconnect_through_the_same_connection(gateway,
         client.write(query("select 'after'"))
         client.flush()
         postgres.start()
-        seen = client.until(lambda seen: count(seen, "Z") > 0, 30)
+        seen = client.until(lambda seen: count(seen, "Z") > 0, 10)
         assert [row.values for row in seen if row.type == "D"] == [[b"after"]], list(map(str, seen))
 
 
@@ -213,7 +213,7 @@ def test_postgres_down_new_client_gets_an_error_in_time(gateway, postgres):
 
 
 def test_postgres_killed_and_recovered_clients_are_served_again(gateway, postgres):
-    relay = gateway(server_login_retry=0.2, query_wait_timeout=20.0)
+    relay = gateway(server_login_retry=0.2, query_wait_timeout=10.0)
     with login(relay.port) as idle, login(relay.port) as busy:
         busy.ask(query("begin"))
         postgres.kill()

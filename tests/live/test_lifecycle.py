@@ -18,6 +18,7 @@ import pytest
 from .client import Client, count, error, eventually, login, types, value
 from .endpoints import DEFAULTS, ROOT
 from .messages import WHO, query, startup
+from .unbuilt import console_command
 
 pytestmark = pytest.mark.usefixtures("pooler")
 
@@ -172,9 +173,10 @@ def test_supervisor_killed_takes_its_workers_with_it(gateway):
     workers = relay.workers()
     relay.process.kill()
     relay.process.wait(5)
-    eventually(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in workers), "the workers to end", 15)
+    eventually(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in workers), "the workers to end")
 
 
+@console_command
 @pytest.mark.both
 def test_pause_holds_clients_and_resume_serves_them(gateway):
     relay = gateway(default_pool_size=2)
@@ -190,6 +192,7 @@ def test_pause_holds_clients_and_resume_serves_them(gateway):
         assert [row.values for row in seen if row.type == "D"] == [[b"resumed"]]
 
 
+@console_command
 def test_pause_waits_for_open_transactions_and_resume_from_elsewhere_ends_it(gateway):
     # #715: PAUSE hung for ever when another session resumed.
     relay = gateway(default_pool_size=2)
@@ -206,6 +209,7 @@ def test_pause_waits_for_open_transactions_and_resume_from_elsewhere_ends_it(gat
         assert holder.value("select 1") == "1"
 
 
+@console_command
 def test_kill_and_resume_serve_new_clients(gateway):
     # #310: nobody could connect after KILL.
     relay = gateway(default_pool_size=2)
@@ -217,6 +221,7 @@ def test_kill_and_resume_serve_new_clients(gateway):
     assert value(relay.port, "select 1") == "1"
 
 
+@console_command
 def test_reconnect_replaces_servers_without_dropping_clients(gateway):
     relay = gateway()
     with login(relay.port) as client:
@@ -225,6 +230,7 @@ def test_reconnect_replaces_servers_without_dropping_clients(gateway):
         eventually(lambda: client.value("select pg_backend_pid()") != first, "a new server")
 
 
+@console_command
 def test_disable_refuses_new_clients_and_enable_lets_them_in(gateway):
     relay = gateway(database={"shop": {}})
     relay.console("disable shop")
@@ -278,7 +284,7 @@ def test_port_in_use_is_one_clear_sentence_and_exit_1(gateway):
     relay = gateway()
     command = [sys.executable, "-m", "gateway", "serve", str(relay.config)]
     done = subprocess.run(
-        command, capture_output=True, text=True, timeout=30, check=False, env={**os.environ, "PYTHONPATH": str(ROOT)}
+        command, capture_output=True, text=True, timeout=10, check=False, env={**os.environ, "PYTHONPATH": str(ROOT)}
     )
     if done.returncode == 0:
         pytest.fail("a second gateway took the same port")

@@ -128,7 +128,7 @@ def test_replication_connection_in_session_mode_streams(gateway, postgres, tmp_p
     relay = gateway(pool_mode="session", default_pool_size=3)
     with login(relay.port, replication="true") as client:
         assert count(client.ask(query("IDENTIFY_SYSTEM")), "D") == 1
-        position = client.value("show server_version")
+        position = client.value("SHOW server_version")
         assert position
         client.mark()
         client.write(query("START_REPLICATION PHYSICAL 0/1000000"))
@@ -138,7 +138,7 @@ def test_replication_connection_in_session_mode_streams(gateway, postgres, tmp_p
         [postgres.bin / "pg_basebackup", "-d", dsn, "-D", tmp_path / "copy", "-X", "fetch", "-c", "fast"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=10,
         check=False,
     )
     assert done.returncode == 0, done.stderr

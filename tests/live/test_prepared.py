@@ -30,6 +30,7 @@ from .messages import (
     terminate,
 )
 from .player import Quiet, until
+from .unbuilt import session_state
 
 OWN: dict[str, Any] = {
     "ignore": "FLR",
@@ -297,6 +298,7 @@ def test_sql_prepare_execute_deallocate_answer_as_postgres(same):
     same([[query("prepare p(int) as select $1")], [use("p", 5), sync()], [query("deallocate p")]])
 
 
+@session_state
 def test_sql_prepare_same_name_on_two_clients_do_not_meet(gateway):
     relay = gateway(default_pool_size=2)
     with login(relay.port) as one, login(relay.port) as two:
@@ -387,12 +389,22 @@ def test_eviction_inside_a_pipeline_with_failures_keeps_order(gateway, postgres)
             use("s5"),
             sync(),
         ],
+        [*(part for n in range(6) for part in (use(f"s{n}"), sync()))],
+    ]
+    player.compare(postgres.port, relay.port, script)
+
+
+def test_eviction_in_an_aborted_transaction_answers_25p02(gateway, postgres):
+    # PostgreSQL refuses the Bind, or the Parse that was put in before it: the same words from another function.
+    relay = gateway(max_prepared_statements=2)
+    script = [
+        [*(parse(f"select {n}", f"s{n}") for n in range(6)), sync()],
         [query("begin"), query("select 1/0")],
         [use("s0"), sync(), use("s3"), sync()],
         [query("rollback")],
         [*(part for n in range(6) for part in (use(f"s{n}"), sync()))],
     ]
-    player.compare(postgres.port, relay.port, script)
+    player.compare(postgres.port, relay.port, script, ignore="FLR", reason="it may be Parse that is refused")
 
 
 def test_prepared_statements_off_passes_them_through(gateway, postgres):
@@ -414,7 +426,7 @@ def test_session_mode_named_statements_and_sql_agree(gateway, postgres):
     player.compare(postgres.port, relay.port, script, **OWN)
 
 
-@pytest.mark.parametrize("length", [62, 300, 5000, 70_000])
+@pytest.mark.parametrize("length", [62, 300, 5000])
 def test_long_statement_names_work(same, length):
     # Names longer than a buffer; PostgreSQL looks at the first 63 bytes.
     same(
@@ -424,6 +436,15 @@ def test_long_statement_names_work(same, length):
         ],
         ways=["whole", "at random, seed 1"],
     )
+
+
+def test_statement_name_too_long_to_describe_ends_the_connection(relay):
+    # PostgreSQL takes no Describe of more than 10,000 bytes, and closes without a word; the gateway may tell why.
+    with login(relay.port) as client:
+        client.write(parse("select 1", "n" * 70_000) + describe_statement("n" * 70_000) + sync())
+        seen = client.wait_closed()
+        assert types(seen) in ("", "E")
+        assert not seen or (error(seen)["S"], error(seen)["C"]) == ("FATAL", "08P01")
 
 
 @pytest.mark.parametrize("megabytes", [1, pytest.param(100, marks=pytest.mark.soak)])

@@ -214,7 +214,7 @@ class Story:
                 if node.node.name in expected
             }
 
-        with anyio.move_on_after(20):
+        with anyio.move_on_after(10):
             while not (self.views and shown() == expected and primary in (None, self.watch.view.primary)):  # noqa: ASYNC110
                 await anyio.sleep(0.01)
             return

@@ -1,0 +1,50 @@
+cimport cython
+
+from gateway.worker.endpoint cimport Client
+from gateway.worker.pool cimport Pool
+from gateway.worker.sock cimport Buffer
+
+cdef int CLIENT_CONSOLE
+cdef int CLIENT_IDLE
+cdef int CLIENT_LOGIN
+
+@cython.final
+cdef class Route:
+    cdef public object startup
+    cdef public Pool pool
+    cdef public tuple shares
+    cdef public object reported
+    cdef public object parameters
+    cdef public bytes welcome
+
+@cython.final
+cdef class Login:
+    cdef public Route route
+    cdef public object exchange
+    cdef public bytes proof
+    cdef public bint ssl_asked
+    cdef public bint gss_asked
+
+@cython.final
+cdef class Admission:
+    cdef public object front
+    cdef public dict cache
+    cdef public object settings
+    cdef public object console
+    cdef public object method
+    cdef public bint is_trust
+    cdef public bytes secret
+    cdef public dict users
+    cdef public object ignored
+    cdef public dict routes
+
+    @cython.locals(login=Login, start=Py_ssize_t)
+    cpdef Py_ssize_t receive(self, Client client, Buffer buf) except -1
+    @cython.locals(route=Route, available=Py_ssize_t, length=Py_ssize_t)
+    cpdef int packet(self, Client client, Login login, Buffer buf) except -1
+    @cython.locals(route=Route)
+    cpdef int proven(self, Client client, Login login) except -1
+    @cython.locals(login=Login, route=Route, pool=Pool)
+    cpdef int enter(self, Client client) except -1
+    @cython.locals(login=Login, route=Route, pool=Pool)
+    cpdef int admit(self, Client client, object parameters, bytes welcome) except -1
