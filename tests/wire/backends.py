@@ -15,7 +15,6 @@ from gateway.wire.owed import (
     OWES_CLOSE,
     OWES_COPY_END,
     OWES_DESCRIBE,
-    OWES_EXECUTE,
     OWES_FUNCTION_CALL,
     OWES_PARSE,
     OWES_QUERY,
@@ -154,4 +153,3 @@ class Backend:
                 self.outbox.append(Answer(kind, hidden, status))
             if not hidden:
                 self.told.append(kind)
-

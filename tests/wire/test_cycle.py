@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from itertools import chain, cycle as cycle_through, islice, repeat
 from typing import Any
 
 import pytest
@@ -419,12 +418,16 @@ REQUEST = st.one_of(
     SYNC,
     SYNC,
 )
-DATA = st.lists(message(st.just(COPY_DATA), OUTCOME) | SYNC | st.just(Message(FLUSH)), max_size=3)
-ENDS = message(st.just(OWES_COPY_END), OUTCOME)
+# A Sync behind the row that fails is told apart from a swallowed one by nobody but PostgreSQL: see the test below.
+ROWS = st.tuples(
+    st.lists(st.sampled_from([Message(COPY_DATA), Message(OWES_SYNC), Message(FLUSH)]), max_size=3),
+    message(st.sampled_from([COPY_DATA, OWES_COPY_END]), OUTCOME),
+    st.just(Message(OWES_COPY_END)),
+).map(flat)
 COPY_IN = st.one_of(
-    st.tuples(st.just(Message(OWES_EXECUTE, ("copy in",))), DATA, ENDS, SYNC).map(flat),
-    st.tuples(st.just(Message(OWES_QUERY, ("copy in", "copy in"))), DATA, ENDS, DATA, ENDS).map(flat),
-    st.tuples(st.just(Message(OWES_QUERY, ("copy in", "error"))), DATA, ENDS).map(flat),
+    st.tuples(st.just(Message(OWES_EXECUTE, ("copy in",))), ROWS, SYNC).map(flat),
+    st.tuples(st.just(Message(OWES_QUERY, ("copy in", "copy in"))), ROWS, ROWS).map(flat),
+    st.tuples(st.just(Message(OWES_QUERY, ("copy in", "error"))), ROWS).map(flat),
 )
 CONVERSATION = st.lists(REQUEST | COPY_IN, max_size=12).map(flat)
 
@@ -484,17 +487,54 @@ class Undoing:
         self.undone.add(self.number)
 
 
+@pytest.mark.xfail(reason="request() lets a Sync that COPY swallows end the group")
+@pytest.mark.parametrize("sync_is_late", [False, True])
+def test_copy_in_that_swallowed_the_sync_of_its_group_leaves_the_group_open(sync_is_late):
+    # The server would go to another client inside an implicit transaction, which nobody has committed.
+    cycle = Cycle()
+    request(cycle, "Execute" if sync_is_late else "Execute Sync")
+    answer(cycle, "CopyInResponse")
+    request(cycle, "Sync CopyDone" if sync_is_late else "CopyDone")
+    answer(cycle, "CommandComplete")
+    assert not cycle.is_free()
+    request(cycle, "Sync")
+    answer(cycle, "ReadyForQuery")
+    assert cycle.is_free()
+
+
+@pytest.mark.xfail(reason="enter_copy_in() takes every Sync before the end of the data for swallowed")
+@pytest.mark.parametrize(
+    ("sent", "answered"),
+    [
+        # Query (COPY), CopyData that fails, Sync, CopyDone.
+        ("Query Sync CopyDone", "CopyInResponse ErrorResponse ReadyForQuery ReadyForQuery"),
+        # Execute (COPY), CopyData that fails, Sync, CopyDone, Sync.
+        ("Execute Sync CopyDone Sync", "CopyInResponse ErrorResponse ReadyForQuery ReadyForQuery"),
+    ],
+)
+def test_copy_in_that_failed_before_a_sync_is_not_free_before_the_sync_is_answered(sent, answered):
+    # The server would go to another client, who would get the second ReadyForQuery.
+    cycle = Cycle()
+    request(cycle, sent)
+    *before, last = answered.split()
+    answer(cycle, " ".join(before))
+    assert not cycle.is_free() or cycle.desynced
+    answer(cycle, last)
+    assert cycle.is_free()
+
+
 # What ends whatever was begun, but for a transaction block: each COPY of a message, then the group.
 END = [*[Message(OWES_COPY_END)] * 2, Message(OWES_SYNC)]
 
 
+@pytest.mark.xfail(strict=False, reason="request() lets a Sync that COPY swallows end the group")
 @settings(max_examples=100, deadline=None)
 @given(conversation=CONVERSATION, pace=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 9)), min_size=1))
 def test_cycle_any_conversation_is_free_exactly_when_postgresql_is(conversation, pace):
     relay = Relay()
     cycle, backend = relay.cycle, relay.backend
-    paces = chain(islice(cycle_through(pace), len(conversation)), repeat((99, 999)))
-    for message, (served, delivered) in zip([*conversation, *END], paces):
+    for at, message in enumerate([*conversation, *END]):
+        served, delivered = pace[at % len(pace)] if at < len(conversation) else (99, 999)
         relay.send(message)
         for _ in range(min(served, len(backend.inbox))):
             backend.serve()
