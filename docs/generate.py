@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from enum import Enum
 from pathlib import Path
-from typing import Any, Final, get_args, get_origin
+from typing import Any, Final, get_origin
 
 from msgspec import Struct
 
@@ -62,8 +62,10 @@ all workers, whichever of them a client is connected to. Who may use it is set b
 and `console.stats_users` (all but those marked). Users log in as they do to any database.
 
 Both protocols are understood, so drivers work; statements take no parameters and values are text. Names and columns are
-PgBouncer's; columns that it does not have come last in a table. Times are in microseconds unless the name says
-otherwise. Drivers may SHOW, and SET without effect, {", ".join(f"`{name}`" for name in DRIVER_PARAMETERS)}.
+PgBouncer's; columns that it does not have come last in a table. The times of SHOW STATS are in microseconds; `wait` and
+`maxwait` are whole seconds, and what is left of them is in `wait_us` and `maxwait_us`.
+
+Drivers may SHOW, and SET without effect, {", ".join(f"`{name}`" for name in DRIVER_PARAMETERS)}.
 """
 
 VERBS: Final = {
@@ -133,7 +135,7 @@ def _struct(section: str) -> tuple[type[Struct], bool]:
         if name != "NAME":
             kind, _ = bare(keys(struct)[name].type)
             struct = table(kind) or struct
-    return struct, get_origin(kind) is tuple and bool(get_args(kind))
+    return struct, get_origin(kind) is tuple
 
 
 def _row(parameter: Parameter) -> tuple[str, ...]:

@@ -116,10 +116,10 @@ class Cycle:
         """Note that a request (a kind, with SKIP, FAKE, CHANGE) goes out now; a CHANGE is appended by the caller."""
         kind = entry & KIND
         if kind == OWES_SYNC:
-            self.group_open = False
-            self.ignoring = False
             if self.copy == COPY_IN:
                 return 0  # swallowed by the COPY
+            self.group_open = False
+            self.ignoring = False
         elif self.ignoring:
             if entry & CHANGE:
                 self.changes.pop().undo()
@@ -279,10 +279,14 @@ class Cycle:
                 ended = True
                 continue
             kept.append(entry)
+        # The Sync that seemed to end the group of this Execute did not.
+        self.group_open = (self.ring[self.head & self.mask] & KIND) == OWES_EXECUTE
         self.tail = self.head + 1
         for entry in kept:
             self.ring[self.tail & self.mask] = entry
             self.tail += 1
+            if (entry & KIND) <= OWES_SYNC:
+                self.group_open = False
         if not ended:
             self.copy = COPY_IN
         return 0

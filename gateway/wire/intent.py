@@ -31,7 +31,7 @@ class Mention(NamedTuple):
     end: int
 
 
-_SPACE = rb"(?: \s | -- [^\n]* (?:\n|\Z) | /\* (?: [^*] | \*(?!/) )* \*/ )"
+_SPACE = rb"(?: \s | -- [^\n]* (?:\n|\Z) | /\* (?: [^*/] | \*(?!/) | /(?!\*) )* \*/ )"
 _MENTION = re.compile(
     rb"(?: %b | ; )*"
     rb"(?: (?P<all> discard %b+ all | deallocate %b+ (?: prepare %b+ )? all )"

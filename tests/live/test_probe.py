@@ -227,8 +227,7 @@ class Story:
 @pytest.fixture(scope="module")
 def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
     """A cluster of three, with few connections; the last test that uses it breaks it."""
-    version = request.config.getoption("--postgres")
-    with Cluster(version=version, max_connections=20, wal_retrieve_retry_interval="100ms") as cluster:
+    with Cluster(version=request.config.getoption("--postgres"), max_connections=20) as cluster:
         yield cluster
 
 
@@ -283,13 +282,13 @@ def test_watch_follows_death_promotion_and_return(story):
         await story.do("pg2", "promote")
         await story.until(primary="pg2", pg2="primary, up")
         assert story.watch.view.epoch.timeline == 2
+        # Before the old primary is back and feeds it; and it must know timeline 2, or it would once open another 2.
+        await story.do("pg3", "follow", story.nodes["pg2"])
+        await to_thread.run_sync(_settle, story.nodes["pg3"], "(select received_tli = 2 from pg_stat_wal_receiver)")
         # The old primary comes back, and believes that it still is one.
         await story.do("pg1", "start")
         await story.until(primary="pg2", pg1="false primary, up")
         # A standby that is promoted beside a living primary is obeyed: somebody meant it. Only one is routed to.
-        await story.do("pg3", "follow", story.nodes["pg2"])
-        # It must have heard of timeline 2, or it would open a second one of that number.
-        await to_thread.run_sync(_settle, story.nodes["pg3"], "(select received_tli = 2 from pg_stat_wal_receiver)")
         await story.do("pg3", "promote")
         await story.until(primary="pg3", pg1="false primary, up", pg2="false primary, up", pg3="primary, up")
 
