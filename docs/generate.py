@@ -8,7 +8,7 @@ Called by hand after a change of settings or console, and by tests/test_docs.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from enum import Enum
 from pathlib import Path
 from typing import Any, Final, get_origin
@@ -79,7 +79,7 @@ SHOWN: Final = {
     "config": "Every setting with its value; `setting` is its path. Passwords are masked.",
     "databases": "Every configured database, and every one in use by way of `*`, with where its writes go.",
     "pools": "One row for each database and user on the server.",
-    "clients": "One row for each client; `ptr` names it, `link` its server, `gateway_state` our own word for its state.",
+    "clients": "One row for each client; `ptr` names it, `link` its server, `gateway_state` our own word for `state`.",
     "servers": "One row for each server connection; `remote_pid` is its process in PostgreSQL.",
     "users": "Every user with a table of its own, forced by a database, or in use.",
     "nodes": "Every node as the probes see it; `reason` says what is wrong with it.",
@@ -170,7 +170,7 @@ def _columns(columns: Columns) -> str:
     return ", ".join(f"`{name}` {TYPES[type_]}" for name, type_ in columns) + "."
 
 
-def _rows(header: str, rows: list[tuple[str, ...]]) -> str:
+def _rows(header: str, rows: Sequence[tuple[str, ...]]) -> str:
     def lines() -> Iterator[str]:
         names = header.split(" | ")
         yield "| " + " | ".join(names) + " |"

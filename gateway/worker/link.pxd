@@ -31,11 +31,8 @@ cdef int PARAMETER_STATUS
 cdef int PARSE
 cdef int QUERY
 cdef int READY_FOR_QUERY
-cdef int STATEMENT
 cdef int SYNC
 cdef int TERMINATE
-cdef int OWES_BIND
-cdef int OWES_CLOSE
 cdef int OWES_COPY_END
 cdef int OWES_DESCRIBE
 cdef int OWES_EXECUTE
@@ -74,12 +71,6 @@ cdef class Link:
     @cython.locals(data="unsigned char*", pos=Py_ssize_t, end=Py_ssize_t, run=Py_ssize_t, size=Py_ssize_t,
                    length=Py_ssize_t, kind=int, whole=bint, server=Server, cycle=Cycle, pool=Pool, verdict=int)
     cpdef int from_client(self, Client client, Buffer buf) except -1
-    @cython.locals(portal_end=Py_ssize_t, name_end=Py_ssize_t, statement=Statement, limit=Py_ssize_t, pool=Pool)
-    cdef Py_ssize_t bind(self, Client client, Server server, Buffer buf, Py_ssize_t run, Py_ssize_t pos,
-                         Py_ssize_t size, bint whole) except -2
-    @cython.locals(statement=Statement, name_end=Py_ssize_t, pool=Pool, owed=int)
-    cdef Py_ssize_t describe_or_close(self, Client client, Server server, Buffer buf, Py_ssize_t run, Py_ssize_t pos,
-                                      Py_ssize_t size, int kind) except -2
     @cython.locals(pool=Pool, server=Server)
     cpdef Server acquire(self, Client client)
     @cython.locals(pool=Pool)

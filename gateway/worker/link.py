@@ -33,7 +33,6 @@ from gateway.wire.messages import (
     PARSE,
     QUERY,
     READY_FOR_QUERY,
-    STATEMENT,
     SYNC,
     TERMINATE,
     CloseComplete,
@@ -41,8 +40,6 @@ from gateway.wire.messages import (
     ready_for_query,
 )
 from gateway.wire.owed import (
-    OWES_BIND,
-    OWES_CLOSE,
     OWES_COPY_END,
     OWES_DESCRIBE,
     OWES_EXECUTE,
@@ -209,7 +206,7 @@ class Link:
                     self.rewriter.close_foreign(server)
             elif kind == BIND:
                 pool.binds += 1
-                run = self.bind(client, server, buf, run, pos, size, whole)
+                run = self.rewriter.bind(client, server, buf, run, pos, size, whole)
                 if run < 0:
                     run = -1 - run
                     break
@@ -234,7 +231,7 @@ class Link:
                 else:
                     cycle.request(OWES_PARSE)
             elif kind == DESCRIBE or kind == CLOSE:
-                run = self.describe_or_close(client, server, buf, run, pos, size, kind)
+                run = self.rewriter.describe_or_close(client, server, buf, run, pos, size, kind)
                 if run < 0:
                     run = -1 - run
                     break
@@ -267,77 +264,6 @@ class Link:
         if pos < end or client.inbox is not None:
             self.keep(client, buf, pos)
         return 0
-
-    def bind(self, client: Client, server: Server, buf: Buffer, run: int, pos: int, size: int, whole: bool) -> int:
-        """Handle a Bind; return where the bytes that are passed on untouched begin, or -1 - run to come again."""
-        pool: Pool = server.pool
-        if not pool.rewrites or client.replication:
-            server.cycle.request(OWES_BIND)
-            return run
-        limit = min(pos + size, buf.end)
-        portal_end = buf.find_zero(pos + 5, limit)
-        name_end = buf.find_zero(portal_end + 1, limit) if portal_end >= 0 else -1
-        if name_end < 0:
-            if not whole:
-                return -1 - run
-        elif name_end == portal_end + 1:
-            if client.unnamed_serial != server.unnamed_serial:
-                self.spill(buf, run, pos)
-                run = pos
-                self.rewriter.ensure_unnamed(client, server)
-        else:
-            statement = None  # for PostgreSQL to refuse, unless the client has given the name
-            if client.statements is not None:
-                statement = client.statements.get(buf.slice(portal_end + 1, name_end))
-            if server.cycle.boundaries and server.cycle.is_unsettled(buf.slice(portal_end + 1, name_end), statement):
-                client.stalled = True
-                return -1 - run
-            if statement is not None:
-                self.spill(buf, run, pos)
-                self.rewriter.ensure(server, statement)
-                self.assembly.put_byte(BIND)
-                self.assembly.put_int32(size - 1 + len(statement.name) - (name_end - portal_end - 1))
-                self.assembly.append(buf, pos + 5, portal_end + 1)
-                self.assembly.extend(statement.name)
-                run = name_end
-        server.cycle.request(OWES_BIND)
-        return run
-
-    def describe_or_close(
-        self, client: Client, server: Server, buf: Buffer, run: int, pos: int, size: int, kind: int
-    ) -> int:
-        """Handle a whole Describe or Close; return where what is passed on untouched begins, or -1 - run to stall."""
-        pool: Pool = server.pool
-        owed = OWES_DESCRIBE if kind == DESCRIBE else OWES_CLOSE
-        if pool.rewrites and not client.replication and size > 6 and buf.data[pos + 5] == STATEMENT:
-            name_end = buf.find_zero(pos + 6, pos + size)
-            if name_end == pos + 6:
-                if kind == CLOSE:
-                    client.unnamed_serial = server.unnamed_serial = 0
-                elif client.unnamed_serial != server.unnamed_serial:
-                    self.spill(buf, run, pos)
-                    run = pos
-                    self.rewriter.ensure_unnamed(client, server)
-            elif name_end > 0:
-                statement = None
-                if client.statements is not None:
-                    statement = client.statements.get(buf.slice(pos + 6, name_end))
-                if server.cycle.boundaries and server.cycle.is_unsettled(buf.slice(pos + 6, name_end), statement):
-                    client.stalled = True
-                    return -1 - run
-                if statement is not None:
-                    self.spill(buf, run, pos)
-                    if kind == CLOSE:
-                        self.rewriter.close(client, server, buf.slice(pos + 6, name_end))
-                        return pos + size
-                    self.rewriter.ensure(server, statement)
-                    self.assembly.put_byte(DESCRIBE)
-                    self.assembly.put_int32(size - 1 + len(statement.name) - (name_end - pos - 6))
-                    self.assembly.put_byte(STATEMENT)
-                    self.assembly.extend(statement.name)
-                    run = name_end
-        server.cycle.request(owed)
-        return run
 
     def acquire(self, client: Client) -> Server | None:
         """Link a client to a server, or let it wait for one."""

@@ -2,11 +2,18 @@ cimport cython
 
 from gateway.wire.prepared cimport Statement
 from gateway.worker.endpoint cimport Client, Server
+from gateway.worker.pool cimport Pool
 from gateway.worker.sock cimport Buffer
 
 cdef int CHANGE
 cdef int FAKE
+cdef int BIND
+cdef int CLOSE
+cdef int DESCRIBE
+cdef int STATEMENT
+cdef int OWES_BIND
 cdef int OWES_CLOSE
+cdef int OWES_DESCRIBE
 cdef int OWES_EXECUTE
 cdef int OWES_PARSE
 cdef int OWES_QUERY
@@ -24,6 +31,13 @@ cdef class Rewriter:
     @cython.locals(name_end=Py_ssize_t)
     cpdef int parse(self, Client client, Server server, Buffer buf, Py_ssize_t at, Py_ssize_t end) except -1
     cpdef int close_foreign(self, Server server) except -1
+    @cython.locals(portal_end=Py_ssize_t, name_end=Py_ssize_t, statement=Statement, limit=Py_ssize_t, pool=Pool)
+    cpdef Py_ssize_t bind(self, Client client, Server server, Buffer buf, Py_ssize_t run, Py_ssize_t pos,
+                         Py_ssize_t size, bint whole) except -2
+    @cython.locals(statement=Statement, name_end=Py_ssize_t, pool=Pool, owed=int)
+    cpdef Py_ssize_t describe_or_close(self, Client client, Server server, Buffer buf, Py_ssize_t run, Py_ssize_t pos,
+                                      Py_ssize_t size, int kind) except -2
+    cdef int _spill(self, Buffer buf, Py_ssize_t start, Py_ssize_t end) except -1
     cpdef int execute(self, Client client, Server server) except -1
     cpdef int query(self, Client client, Server server, Buffer buf, Py_ssize_t at, Py_ssize_t end) except -1
     cpdef int close(self, Client client, Server server, bytes name) except -1

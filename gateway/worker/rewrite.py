@@ -13,11 +13,13 @@ from __future__ import annotations
 import re
 
 from gateway.wire.intent import Verb, mention
-from gateway.wire.messages import CLOSE, PARSE, QUERY, Sync
+from gateway.wire.messages import BIND, CLOSE, DESCRIBE, PARSE, QUERY, STATEMENT, Sync
 from gateway.wire.owed import (
     CHANGE,
     FAKE,
+    OWES_BIND,
     OWES_CLOSE,
+    OWES_DESCRIBE,
     OWES_EXECUTE,
     OWES_PARSE,
     OWES_QUERY,
@@ -26,6 +28,7 @@ from gateway.wire.owed import (
 )
 from gateway.wire.prepared import AllClosed, Closed, Evicted, Injected, Named, Statement, Statements
 from gateway.worker.endpoint import Client, Server
+from gateway.worker.pool import Pool
 from gateway.worker.sock import Buffer
 
 PASS_ON = 0  # nothing special: note the request and pass the message on
@@ -114,6 +117,77 @@ class Rewriter:
         client.unnamed_serial = server.unnamed_serial = 0
         server.cycle.request(OWES_PARSE)
         return PUT_OUT
+
+    def bind(self, client: Client, server: Server, buf: Buffer, run: int, pos: int, size: int, whole: bool) -> int:
+        """Handle a Bind; return where the bytes that are passed on untouched begin, or -1 - run to come again."""
+        pool: Pool = server.pool
+        if not pool.rewrites or client.replication:
+            server.cycle.request(OWES_BIND)
+            return run
+        limit = min(pos + size, buf.end)
+        portal_end = buf.find_zero(pos + 5, limit)
+        name_end = buf.find_zero(portal_end + 1, limit) if portal_end >= 0 else -1
+        if name_end < 0:
+            if not whole:
+                return -1 - run
+        elif name_end == portal_end + 1:
+            if client.unnamed_serial != server.unnamed_serial:
+                self._spill(buf, run, pos)
+                run = pos
+                self.ensure_unnamed(client, server)
+        else:
+            statement = None  # for PostgreSQL to refuse, unless the client has given the name
+            if client.statements is not None:
+                statement = client.statements.get(buf.slice(portal_end + 1, name_end))
+            if server.cycle.boundaries and server.cycle.is_unsettled(buf.slice(portal_end + 1, name_end), statement):
+                client.stalled = True
+                return -1 - run
+            if statement is not None:
+                self._spill(buf, run, pos)
+                self.ensure(server, statement)
+                self.assembly.put_byte(BIND)
+                self.assembly.put_int32(size - 1 + len(statement.name) - (name_end - portal_end - 1))
+                self.assembly.append(buf, pos + 5, portal_end + 1)
+                self.assembly.extend(statement.name)
+                run = name_end
+        server.cycle.request(OWES_BIND)
+        return run
+
+    def describe_or_close(
+        self, client: Client, server: Server, buf: Buffer, run: int, pos: int, size: int, kind: int
+    ) -> int:
+        """Handle a whole Describe or Close; return where what is passed on untouched begins, or -1 - run to stall."""
+        pool: Pool = server.pool
+        owed = OWES_DESCRIBE if kind == DESCRIBE else OWES_CLOSE
+        if pool.rewrites and not client.replication and size > 6 and buf.data[pos + 5] == STATEMENT:
+            name_end = buf.find_zero(pos + 6, pos + size)
+            if name_end == pos + 6:
+                if kind == CLOSE:
+                    client.unnamed_serial = server.unnamed_serial = 0
+                elif client.unnamed_serial != server.unnamed_serial:
+                    self._spill(buf, run, pos)
+                    run = pos
+                    self.ensure_unnamed(client, server)
+            elif name_end > 0:
+                statement = None
+                if client.statements is not None:
+                    statement = client.statements.get(buf.slice(pos + 6, name_end))
+                if server.cycle.boundaries and server.cycle.is_unsettled(buf.slice(pos + 6, name_end), statement):
+                    client.stalled = True
+                    return -1 - run
+                if statement is not None:
+                    self._spill(buf, run, pos)
+                    if kind == CLOSE:
+                        self.close(client, server, buf.slice(pos + 6, name_end))
+                        return pos + size
+                    self.ensure(server, statement)
+                    self.assembly.put_byte(DESCRIBE)
+                    self.assembly.put_int32(size - 1 + len(statement.name) - (name_end - pos - 6))
+                    self.assembly.put_byte(STATEMENT)
+                    self.assembly.extend(statement.name)
+                    run = name_end
+        server.cycle.request(owed)
+        return run
 
     def execute(self, client: Client, server: Server) -> int:
         """Handle the Execute of a statement that deallocates others."""
@@ -219,6 +293,11 @@ class Rewriter:
             self._put_close(b"")
             server.cycle.request(OWES_CLOSE | SKIP)
         server.unnamed_serial = client.unnamed_serial
+        return 0
+
+    def _spill(self, buf: Buffer, start: int, end: int) -> int:
+        if start < end:
+            self.assembly.append(buf, start, end)
         return 0
 
     def _put(self, kind: int, body: bytes) -> None:

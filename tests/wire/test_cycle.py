@@ -487,7 +487,6 @@ class Undoing:
         self.undone.add(self.number)
 
 
-@pytest.mark.xfail(reason="request() lets a Sync that COPY swallows end the group")
 @pytest.mark.parametrize("sync_is_late", [False, True])
 def test_copy_in_that_swallowed_the_sync_of_its_group_leaves_the_group_open(sync_is_late):
     # The server would go to another client inside an implicit transaction, which nobody has committed.
@@ -500,6 +499,15 @@ def test_copy_in_that_swallowed_the_sync_of_its_group_leaves_the_group_open(sync
     request(cycle, "Sync")
     answer(cycle, "ReadyForQuery")
     assert cycle.is_free()
+
+
+@pytest.mark.xfail(reason="enter_copy_in() forgets that a group was begun behind the data")
+@pytest.mark.parametrize("sent", ["Execute CopyDone Sync Bind", "Query CopyDone Bind"])
+def test_copy_in_with_a_group_begun_behind_it_leaves_that_group_open(sent):
+    cycle = Cycle()
+    request(cycle, sent)
+    answer(cycle, "CopyInResponse CommandComplete ReadyForQuery BindComplete")
+    assert not cycle.is_free()
 
 
 @pytest.mark.xfail(reason="enter_copy_in() takes every Sync before the end of the data for swallowed")
@@ -527,8 +535,8 @@ def test_copy_in_that_failed_before_a_sync_is_not_free_before_the_sync_is_answer
 END = [*[Message(OWES_COPY_END)] * 2, Message(OWES_SYNC)]
 
 
-@pytest.mark.xfail(strict=False, reason="request() lets a Sync that COPY swallows end the group")
-@settings(max_examples=400, deadline=None)
+@pytest.mark.xfail(strict=False, reason="enter_copy_in() forgets that a group was begun behind the data")
+@settings(max_examples=2000, deadline=None)
 @given(conversation=CONVERSATION, pace=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 9)), min_size=1))
 def test_cycle_any_conversation_is_free_exactly_when_postgresql_is(conversation, pace):
     relay = Relay()

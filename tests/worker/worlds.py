@@ -1,4 +1,4 @@
-"""Pools, servers and clients without a socket, and their settings: what the tests of the worker's decisions begin with."""
+"""Pools, servers and clients without a socket: what the tests of the worker's decisions begin with."""
 
 from __future__ import annotations
 
