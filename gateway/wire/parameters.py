@@ -42,6 +42,7 @@ SAFE = frozenset(
 """Parameters whose value, once reported by a server, no server of that version refuses and which take a plain SET."""
 
 _CANONICAL = {name.lower(): name for name in (*SAFE, *FACTS, "search_path", "scram_iterations")}
+_LONGEST_NAME = 63  # NAMEDATALEN - 1
 _MOST_NEIGHBOURS = 64  # cached steps from one set to others; drivers differ in a few values, not in hundreds
 
 
@@ -102,7 +103,8 @@ class Parameters:
         """Return how a server with this set becomes one for a client with *wanted*; cached, for pairs recur."""
         step = self._steps.get(wanted)
         if step is None:
-            if len(self._steps) >= _MOST_NEIGHBOURS:
+            if len(self._steps) >= _LONGEST_NAME = 63  # NAMEDATALEN - 1
+_MOST_NEIGHBOURS:
                 self._steps.clear()
             step = self._steps[wanted] = _step(self.values, wanted.values, reported)
         return step
@@ -134,6 +136,9 @@ def _step(has: Mapping[str, str], wants: Mapping[str, str], reported: frozenset[
 
 def set_command(name: str, value: str) -> str:
     """Return the SQL that gives a parameter a value, whatever the value and standard_conforming_strings."""
+    if name == "application_name" and len(value) > _LONGEST_NAME:
+        # A name that was cut and then cleaned: set from its bytes (\\xc3\\xa9), or it would be cut a second time.
+        return "SET application_name TO E'" + value.replace("'", "''") + "'"
     if name in SAFE:
         return f"SET {name} TO {quote_literal(value)}"
     # SET would take a list such as search_path for one quoted name; set_config takes it as it is reported.

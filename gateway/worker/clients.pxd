@@ -36,7 +36,7 @@ cdef class Clients:
     cpdef int reply(self, Client client, bytes data) except -1
     cpdef int dismiss(self, Client client, object last) except -1
     cpdef int gone(self, Client client, int code) except -1
-    cpdef int left(self, Client client) except -1
+    cpdef int left(self, Client client, bint patient) except -1
     cpdef int forget(self, Client client) except -1
     @cython.locals(state=int, server=Server, pool=Pool, share=Share)
     cpdef int leave(self, Client client, bint patient) except -1

@@ -164,11 +164,11 @@ class Clients:
         self.forget(client)
         return 0
 
-    def left(self, client: Client) -> int:
-        """A client has said that it ends; what it sent before may end by itself."""
+    def left(self, client: Client, patient: bool) -> int:
+        """A client has said that it ends; what it sent together with that (*patient*) may end by itself."""
         if self.log_disconnections:
             log.info("client %d: left", client.id)
-        self.leave(client, True)
+        self.leave(client, patient)
         self.forget(client)
         return 0
 

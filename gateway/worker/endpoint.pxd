@@ -64,6 +64,5 @@ cdef class Server(Endpoint):
     cdef public int cancels
     cdef public bint retiring
     cdef public bint discarding
-    cdef public bint dirty
     cdef public bint broken
     cdef public bint reserve

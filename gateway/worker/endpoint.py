@@ -129,7 +129,6 @@ class Server(Endpoint):
         self.cancels = 0  # cancel requests on their way
         self.retiring = False  # is closed when it is free
         self.discarding = False  # the message that is passing is for nobody
-        self.dirty = False  # its last client may have left something behind
         self.below: Server | None = None  # the next one in the pool's stack of idle servers
         self.reserve = False  # counts against reserve_pool_size
         self.broken = False  # a send failed: read its last words, then close it

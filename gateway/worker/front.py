@@ -38,13 +38,12 @@ from gateway.worker import snapshot
 from gateway.worker.admission import Admission
 from gateway.worker.cancel import Canceler, Errand
 from gateway.worker.channel import Channel
-from gateway.worker.clients import Clients
+from gateway.worker.clients import Clients, is_idle
 from gateway.worker.endpoint import (
     CANCEL,
     CLIENT_ACTIVE,
     CLIENT_CONSOLE,
     CLIENT_GONE,
-    CLIENT_IDLE,
     CLIENT_LEAVING,
     CLIENT_LOGIN,
     CLIENT_WAITING,
@@ -101,7 +100,8 @@ class Front:
         """Take the settings, at the start and after each reload."""
         self.settings = configure.settings.front
         self.clients.configure(configure)
-        self.pools.configure(configure)
+        for pool in self.pools.configure(configure):
+            self._moved(pool)
         self.admission.configure(configure)
         self.servers.configure(configure)
         self.link.high_water = self.settings.high_water_mark
@@ -196,9 +196,9 @@ class Front:
         """A client has closed its connection, or it broke (code is 0 or -errno)."""
         self.clients.gone(client, code)
 
-    def client_left(self, client: Client) -> None:
-        """A client has said that it ends."""
-        self.clients.left(client)
+    def client_left(self, client: Client, at_once: bool) -> None:
+        """A client has said that it ends, *at_once* with its last request."""
+        self.clients.left(client, at_once)
 
     def violation(self, client: Client, kind: int, length: int) -> None:
         """A client has sent what is no message."""
@@ -440,7 +440,7 @@ class Front:
     def _sweep_drain(self, now: int) -> None:
         late = now >= self.drained_at
         for client in list(self.clients.by_id.values()):
-            if late or client.state in (CLIENT_IDLE, CLIENT_LOGIN, CLIENT_CONSOLE):
+            if late or is_idle(client) or client.state in (CLIENT_LOGIN, CLIENT_CONSOLE):
                 self.clients.dismiss(
                     client, errors.ADMIN_SHUTDOWN() if client.state != CLIENT_LOGIN else errors.SHUTTING_DOWN()
                 )

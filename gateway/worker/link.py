@@ -129,6 +129,9 @@ class Link:
         end = buf.end
         server = client.server
         pool = client.pool
+        kind = 0
+        length = 4
+        faulty = False
         while pos < end:
             if client.passing:
                 size = min(client.passing, end - pos)
@@ -141,18 +144,16 @@ class Link:
                 continue
             kind = data[pos]
             if end - pos < 5:
-                if not is_known(kind):
-                    self.front.violation(client, kind, 4)
+                faulty = not is_known(kind)
                 break
             length = data[pos + 1] << 24 | data[pos + 2] << 16 | data[pos + 3] << 8 | data[pos + 4]
             size = length + 1
             if length < 4 or length > self.max_packet or (length > SMALL and is_small(kind)):
-                self.front.violation(client, kind, length)
+                faulty = True
                 break
             whole = end - pos >= size
             if not whole and (end - pos < STREAM or kind == PARSE or kind == DESCRIBE or kind == CLOSE):
-                if not is_known(kind):
-                    self.front.violation(client, kind, length)
+                faulty = not is_known(kind)
                 break
             if client.skip_to_sync and kind != TERMINATE:
                 if not whole:
@@ -164,10 +165,11 @@ class Link:
                 run = pos
                 continue
             if kind == TERMINATE:
-                if server is not None and (run < pos or self.assembly.end):
+                at_once = server is not None and (run < pos or self.assembly.end > 0)
+                if server is not None and at_once:
                     self.to_server(server, buf, run, pos)
-                self.front.client_left(client)
-                break
+                self.front.client_left(client, at_once)
+                return 0
             if server is None:
                 run = pos
                 if whole and needs_no_server(kind, size):
@@ -247,9 +249,7 @@ class Link:
             elif kind == FUNCTION_CALL:
                 cycle.request(OWES_FUNCTION_CALL)
             else:
-                self.to_server(server, buf, run, pos)
-                run = pos
-                self.front.violation(client, kind, length)
+                faulty = True
                 break
             if whole:
                 pos += size
@@ -261,6 +261,9 @@ class Link:
                 client.query_since = self.reactor.now
                 client.idle_since = 0
             self.to_server(server, buf, run, pos)
+        if faulty:  # told behind what came before it
+            self.front.violation(client, kind, length)
+            return 0
         if pos < end or client.inbox is not None:
             self.keep(client, buf, pos)
         return 0

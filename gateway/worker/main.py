@@ -31,9 +31,9 @@ def main(channel_fd: int, listeners: list[int]) -> None:
     set_up(first.settings.front, f"worker {first.index}")
     front = Front(reactor, channel, listeners, first)
     reactor.front, reactor.link = front, front.link
+    front.start()
     for record in rest:
         front.obey(record)
-    front.start()
     gc.freeze()  # what is there now stays
     reactor.run()
 

@@ -30,6 +30,7 @@ cdef class Pool:
     cdef public bint rewrites
     cdef public bint round_robin
     cdef public bint paused
+    cdef public bint removed
     cdef public long long check_delay
     cdef public list servers
     cdef public Server top

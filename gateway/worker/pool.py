@@ -90,6 +90,7 @@ class Pool:
         self.retry_at = 0
         self.failure: bytes | None = None  # the ErrorResponse with which servers refuse us since the last success
         self.paused = False
+        self.removed = False  # from the settings: those who are in it may finish
         self.xact_count = self.query_count = self.received = self.sent = 0
         self.xact_time = self.query_time = self.wait_time = self.assignments = 0
         self.client_parses = self.server_parses = self.binds = self.logins = 0

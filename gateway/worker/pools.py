@@ -19,6 +19,9 @@ from gateway.worker.endpoint import Server
 from gateway.worker.pool import UNLIMITED, Pool, Share
 from health.view import ClusterView
 
+_IDENTITY = ("dbname", "password", "startup", "connect_query")
+"""Settings that a server connection is made with: where one changes, it is replaced."""
+
 REFUSALS = {
     "clients": errors.MAX_CLIENT_CONN,
     "database_clients": errors.MAX_DB_CLIENT_CONNECTIONS,
@@ -37,30 +40,33 @@ class Pools:
         self.views: dict[str, ClusterView] = {}
         self.configure(configure)
 
-    def configure(self, configure: Configure) -> None:
-        """Take the settings; of those that changed, every pool and every limit."""
+    def configure(self, configure: Configure) -> list[Pool]:
+        """Take the settings; return the pools whose servers are not what they should be any more."""
         self.settings = configure.settings
         self.workers, self.index = configure.workers, configure.index
-        for pool in self.by_key.values():
-            resolved = pool_settings(self.settings, pool.database, pool.settings.user)
-            if resolved is None:  # removed: its clients are let go one by one
-                pool.settings = pool.settings
-                continue
-            pool.configure(resolved)
-            self._limits(resolved)
-            self._place(pool)
+        return [pool for pool in self.by_key.values() if self._reconfigure(pool)]
+
+    def _reconfigure(self, pool: Pool) -> bool:
+        before, after = pool.settings, pool_settings(self.settings, pool.database, pool.settings.user)
+        pool.removed = after is None or after.server_user != before.server_user
+        if after is None or pool.removed:
+            return True  # those who are in it may finish; nobody else gets in
+        pool.configure(after)
+        self._limits(after)
+        moved = self._place(pool)
+        return moved or any(getattr(before, name) != getattr(after, name) for name in _IDENTITY)
 
     def get(self, database: str, user: str) -> Pool | None:
         """Return the pool for a client, made now if need be; None when there is no such database."""
         pool = self.by_key.get((database, user))
-        if pool is not None:
+        if pool is not None and not pool.removed:
             return pool
         settings = pool_settings(self.settings, database, user)
         if settings is None:
             return None
         key = (database, settings.server_user)
         pool = self.by_key.get(key)
-        if pool is None:
+        if pool is None or pool.removed:
             pool = self.by_key[key] = Pool(settings, *self._limits(settings))
             self._place(pool)
         return pool
