@@ -103,8 +103,7 @@ class Parameters:
         """Return how a server with this set becomes one for a client with *wanted*; cached, for pairs recur."""
         step = self._steps.get(wanted)
         if step is None:
-            if len(self._steps) >= _LONGEST_NAME = 63  # NAMEDATALEN - 1
-_MOST_NEIGHBOURS:
+            if len(self._steps) >= _MOST_NEIGHBOURS:
                 self._steps.clear()
             step = self._steps[wanted] = _step(self.values, wanted.values, reported)
         return step

@@ -104,7 +104,7 @@ class Session:
         return text
 
     def _check(self, text: bytes) -> None:
-        if self.status == FAILED_TRANSACTION and text not in (b"commit", b"rollback"):
+        if self.status == FAILED_TRANSACTION and text not in (b"", b"commit", b"rollback"):
             raise PostgresError(
                 "25P02", "current transaction is aborted, commands ignored until end of transaction block"
             )

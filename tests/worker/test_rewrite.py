@@ -363,36 +363,46 @@ def test_error_about_a_statement_names_the_client_s(relay):
 
 
 TEXTS = st.sampled_from(["select 1", "select 2", "select 3", "bad"])
-UNNAMED = TEXTS | st.sampled_from(["execute a", "deallocate b", "deallocate all"])
 KEYS = st.sampled_from(["a", "b"])
-EXTENDED = st.one_of(
+NAMED = st.one_of(
     st.builds(parse, KEYS, TEXTS),
     st.builds(lambda name, text: parse(name, text) + bind("", name) + RUN, KEYS, TEXTS),
-    st.builds(lambda text: parse("", text) + bind("", "") + RUN, UNNAMED),
-    st.builds(lambda name: bind("", name) + RUN, KEYS | st.just("")),
-    st.builds(lambda name: close(STATEMENT, name), KEYS | st.just("")),
+    st.builds(lambda name: bind("", name) + RUN, KEYS),
+    st.builds(lambda name: close(STATEMENT, name), KEYS),
     st.builds(lambda name: describe(STATEMENT, name), KEYS),
+    TEXTS.map(lambda text: parse("", text) + bind("", "") + RUN),
     st.just(Sync),
+)
+UNNAMED = st.one_of(
+    st.sampled_from(["select 1", "bad", "execute a", "deallocate b", "deallocate all"]).map(
+        lambda text: parse("", text)
+    ),
+    st.sampled_from([bind("", "") + RUN, close(STATEMENT, ""), describe(STATEMENT, ""), Sync]),
+    st.builds(parse, KEYS, TEXTS),
 )
 QUERIES = st.sampled_from(
     ["select 1", "bad", "begin", "commit", "rollback", "execute a", "deallocate b", "deallocate all", "discard all"]
 ).map(query)
-GROUPS = st.lists(EXTENDED, min_size=1, max_size=5).map(b"".join).map(lambda group: group + Sync) | QUERIES
-# Who speaks, what, and how much is answered before the next one speaks.
-SCRIPTS = st.lists(st.tuples(st.integers(0, 1), GROUPS, st.sampled_from(["settle", "answer", "wait"])), max_size=15)
+
+Script = list[tuple[int, bytes, str]]
 
 
-@settings(max_examples=100, deadline=None)
-@given(script=SCRIPTS, servers=st.integers(1, 2), capacity=st.integers(1, 3))
-def test_pipelines_of_any_clients_are_answered_as_by_a_session_of_their_own(script, servers, capacity):
+def scripts(messages: st.SearchStrategy[bytes]) -> st.SearchStrategy[Script]:
+    """Who speaks, a group or a query, and how much is answered before the next one speaks."""
+    groups = st.lists(messages, min_size=1, max_size=5).map(lambda group: b"".join(group) + Sync)
+    paces = st.sampled_from(["settle", "answer", "wait"])
+    return st.lists(st.tuples(st.integers(0, 1), groups | QUERIES, paces), max_size=15)
+
+
+def check_against_own_sessions(script: Script, servers: int, capacity: int) -> None:
+    """Compare what two clients are told over shared servers with what each would be told by a session of its own."""
     with relay_of(2, servers, capacity) as relay:
         own = {client: Session() for client in relay.clients}
         expected = dict.fromkeys(relay.clients, b"")
         for which, group, pace in [*script, *[(which, query("rollback"), "settle") for which in (0, 1)]]:
             client = relay.clients[which]
             expected[client] += own[client].receive(group)
-            relay.peers[client].socket.sendall(group)
-            relay.link.client_readable(client)
+            relay.send(client, group)
             if pace == "answer":
                 for server in relay.servers:
                     relay.answer(server, relay.sessions[server].receive(relay.sent(server)))
@@ -402,15 +412,29 @@ def test_pipelines_of_any_clients_are_answered_as_by_a_session_of_their_own(scri
         for client in relay.clients:
             assert plain(relay.peers[client].received()) == plain(expected[client])
             names = client.statements or {}
-            assert {name: text.body for name, text in names.items()} == {
-                name: text + b"\0\0\0" for name, text in own[client].prepared.items() if name
-            }
+            assert {name: statement.body for name, statement in names.items()} == bodies(own[client])
         for server in relay.servers:
-            session = relay.sessions[server]
             held = {statement.name: statement.body for statement in server.statements}
-            assert held == {name: text + b"\0\0\0" for name, text in session.prepared.items() if name}
+            assert held == bodies(relay.sessions[server])
             assert len(held) <= capacity
             assert server.cycle.is_free()
+
+
+@settings(max_examples=4000, deadline=None)
+@given(script=scripts(NAMED), servers=st.integers(1, 2), capacity=st.integers(1, 3))
+def test_named_statements_of_any_pipelines_are_those_of_a_session_of_one_s_own(script, servers, capacity):
+    check_against_own_sessions(script, servers, capacity)
+
+
+@settings(max_examples=4000, deadline=None)
+@given(script=scripts(UNNAMED), servers=st.integers(1, 2))
+def test_unnamed_statement_of_any_pipelines_is_that_of_a_session_of_one_s_own(script, servers):
+    check_against_own_sessions(script, servers, 100)
+
+
+def bodies(session: Session) -> dict[bytes, bytes]:
+    """The named statements of a session, as they stand in Parse."""
+    return {name: text + b"\0\0\0" for name, text in session.prepared.items() if name}
 
 
 def plain(data: bytes) -> list[tuple[str, bytes]]:
