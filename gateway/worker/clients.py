@@ -26,7 +26,7 @@ from gateway.worker.endpoint import (
     Client,
     Endpoint,
 )
-from gateway.worker.pool import SECOND
+from gateway.worker.pool import SECOND, Share
 from gateway.worker.sock import AGAIN, READ, WRITE, Buffer, accept, send_bytes
 
 if TYPE_CHECKING:
@@ -99,7 +99,6 @@ class Clients:
         """
         for share in route.shares:
             if share.used >= share.limit:
-                share.refused += 1
                 if self.front.pools.workers > 1 and client not in self.parked:
                     self.parked[client] = self.reactor.now
                     self.front.demand_now()
@@ -115,6 +114,15 @@ class Clients:
         client.shares = route.shares
         client.pool = route.pool
         return True
+
+    def parked_for(self) -> dict[Share, int]:
+        """Return how many clients are parked for a larger part of which share."""
+        wishes: dict[Share, int] = {}
+        for client in self.parked:
+            for share in client.login.route.shares:
+                if share.used >= share.limit:
+                    wishes[share] = wishes.get(share, 0) + 1
+        return wishes
 
     def unpark(self, since: int) -> None:
         """Try again to let in the clients that were parked before *since*; who finds no room now is refused."""

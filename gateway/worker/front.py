@@ -370,13 +370,19 @@ class Front:
                 self.servers.close(spare, "its limit is needed elsewhere")
             self.demand()
 
+    def freed(self) -> None:
+        """A server has gone: those who have waited longest for one may have another."""
+        for pool in self.pools.in_need():
+            self.grow(pool)
+        self.demand()
+
     def demand(self) -> None:
         """Tell the supervisor what is wanted of the limits that hold over all workers, now and then."""
         self.demand_due = True
         if self.pools.workers > 1 and self.reactor.now - self.demanded_at >= SECOND // 100:
             self.demanded_at = self.reactor.now
             self.demand_due = False
-            for demand in self.pools.demands():
+            for demand in self.pools.demands(self.clients.parked_for()):
                 self.channel.send(demand)
 
     def demand_now(self) -> None:
@@ -391,6 +397,10 @@ class Front:
         for pool in list(self.pools.by_key.values()):
             for action in pool.sweep(now):
                 self._act(pool, action.verb, action.who, action.why)
+        for server in self.pools.victims(now):
+            server.retiring = True
+            if server.state == SERVER_IDLE:
+                self.servers.close(server, "its limit is needed elsewhere")
         self.canceler.sweep(now)
         self.clients.sweep(now)
         if self.demand_due or now - self.demanded_at >= SECOND:

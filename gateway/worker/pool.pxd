@@ -12,7 +12,6 @@ cdef int SERVER_CANCELED
 cdef class Share:
     cdef public long limit
     cdef public long used
-    cdef public long refused
     cdef public object error
 
 @cython.final

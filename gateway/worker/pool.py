@@ -46,7 +46,6 @@ class Share:
         self.limit = limit
         self.error = error  # what a client is told that it refuses
         self.used = 0
-        self.refused = 0  # wishes since the last report that the limit stood against
 
 
 class Verb(Enum):
@@ -203,11 +202,9 @@ class Pool:
         """May one more server be launched, as far as the limits go?"""
         for share in self.shares:
             if share.used >= share.limit:
-                share.refused += 1
                 return False
         if self.share.used < self.share.limit:
             return True
-        self.share.refused += 1
         if not self.waiting or self.reserve.used >= self.reserve.limit:
             return False
         oldest: Client = self.waiting[0]
@@ -223,12 +220,6 @@ class Pool:
             and not self.paused
             and self.has_room(now)
         )
-
-    def surplus(self) -> list[Server]:
-        """Return the idle servers that stand above a share which shrank, the oldest first."""
-        over = max([share.used - share.limit for share in (self.share, *self.shares)])
-        over -= len([server for server in self.servers if server.retiring])
-        return self.idle()[: max(over, 0)]
 
     def sweep(self, now: int) -> list[Action]:
         """Return what time has made due in this pool."""
@@ -249,7 +240,6 @@ class Pool:
             for server in self.idle()[:spare]:
                 if now - server.state_since >= idle_limit:
                     actions.append(Action(Verb.RETIRE, server, "server idle timeout"))
-        actions += [Action(Verb.RETIRE, server, "limit lowered") for server in self.surplus()]
         actions += self._sweep_waiting(now)
         if self.wants_server(now) or (
             len(self.servers) < settings.min_pool_size

@@ -9,15 +9,18 @@ Called by the front, by admission and by servers.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from gateway import errors
 from gateway.control import Configure, Demand, Limit, first_share
 from gateway.pool_settings import pool_settings
 from gateway.settings import PoolSettings
-from gateway.worker.endpoint import Server
-from gateway.worker.pool import UNLIMITED, Pool, Share
+from gateway.worker.endpoint import SERVER_ACTIVE, SERVER_CLOSING, Server
+from gateway.worker.pool import SECOND, UNLIMITED, Pool, Share
 from health.view import ClusterView
+
+_PATIENCE = SECOND // 10
+"""Wait in one pool after which servers of others that share its full limit make room."""
 
 _IDENTITY = ("dbname", "password", "startup", "connect_query")
 """Settings that a server connection is made with: where one changes, it is replaced."""
@@ -124,8 +127,8 @@ class Pools:
         pool.address = address
         return moved
 
-    def demands(self) -> Iterator[Demand]:
-        """Yield what is used and wanted of each limit, and begin to count anew what was refused."""
+    def demands(self, parked: Mapping[Share, int]) -> Iterator[Demand]:
+        """Yield what is used and wanted of each limit; *parked* says how many clients wait for which share."""
         waiting: dict[Limit, int] = {}  # less what idles: that can be given to others
         for pool in self.by_key.values():
             settings = pool.settings
@@ -139,9 +142,8 @@ class Pools:
         for limit, share in self.shares.items():
             budget = self.budgets[limit]
             if budget:
-                wanted = waiting.get(limit, 0) + (share.refused if "clients" in limit.kind else 0)
+                wanted = waiting.get(limit, 0) + parked.get(share, 0)
                 yield Demand(limit, budget, share.limit, share.used, max(share.used + wanted, 0))
-                share.refused = 0
         for limit, amount in self.granted.items():
             if limit not in self.shares:  # nobody has needed it here yet: acknowledge, so that others may have it
                 yield Demand(limit, 0, amount, 0, 0)
@@ -156,6 +158,41 @@ class Pools:
         """Yield every server of every pool."""
         for pool in self.by_key.values():
             yield from pool.servers
+
+    def in_need(self) -> list[Pool]:
+        """Return the pools in which clients wait, the one with the longest wait first."""
+        pools = [pool for pool in self.by_key.values() if pool.waiting or pool.newcomers]
+        return sorted(pools, key=waits_since)
+
+    def victims(self, now: int) -> list[Server]:
+        """Return the servers that have to go: those above a share that shrank, and one of each share that is contended.
+
+        A share is contended when it is full and a client of one of its pools has waited for a while; without this a
+        pool that is always busy would keep the others out for ever. Idle ones go first, others when they are free.
+        """
+        doomed: list[Server] = []
+        needy = [pool for pool in self.in_need() if now - waits_since(pool) >= _PATIENCE and not pool.connecting]
+        for share in self.shares.values():
+            excess = share.used - share.limit
+            pools = [pool for pool in self.by_key.values() if share is pool.share or share in pool.shares]
+            first = next((pool for pool in needy if pool in pools), None)
+            if excess == 0 and first is not None and len(pools) > 1:
+                pools.remove(first)
+                excess = 1
+            if excess <= 0:
+                continue
+            servers = [server for pool in pools for server in pool.servers]
+            excess -= len([server for server in servers if server.retiring or server.state == SERVER_CLOSING])
+            richest_first = sorted(pools, key=lambda pool: -len(pool.servers))
+            idle = [server for pool in richest_first for server in pool.idle()]
+            busy = [server for pool in richest_first for server in pool.servers if server.state == SERVER_ACTIVE]
+            doomed += [server for server in (*idle, *busy) if not server.retiring][: max(excess, 0)]
+        return doomed
+
+
+def waits_since(pool: Pool) -> int:
+    """Return since when the client that has waited longest in a pool waits."""
+    return min(client.waiting_since for client in [*list(pool.newcomers)[:1], *list(pool.waiting)[:1]])
 
 
 def oldest_idle(pools: Iterator[Pool], limited: Pool) -> Server | None:

@@ -405,7 +405,7 @@ class Servers:
         self.front.reactor.remove(server)
         server.out = None
         server.pool.remove(server, SERVER_GONE, self.front.reactor.now)
-        self.front.demand()
+        self.front.freed()
 
     def give_up(self, server: Server) -> None:
         """A server's deadline has passed."""
@@ -436,8 +436,6 @@ class Servers:
             if client is not None:
                 client.server = None
                 self.front.clients.dismiss(client, errors.SERVER_CONNECT(reason=why, fatal=True))
-        if pool.waiting or pool.newcomers:
-            self.front.grow(pool)
 
 
 def stays_here(host: str) -> bool:

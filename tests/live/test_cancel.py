@@ -227,7 +227,7 @@ def test_cancel_then_settings_of_both_clients_stand(pool_of_one):
         try:
             for _ in range(200):
                 seen = one.ask(query("show timezone"))
-                assert all(row.values == [b"Asia/Tokyo"] for row in seen if row.type == "D")
+                assert [row.values for row in seen if row.type == "D"] in ([[b"Asia/Tokyo"]], [])
                 assert two.value("show timezone") == "America/Lima"
         finally:
             stop.set()

@@ -148,6 +148,16 @@ def test_client_gone_in_aborted_transaction_and_in_a_pipeline(relay):
     assert value(relay.port, "select 1") == "1"
 
 
+@pytest.mark.parametrize("more", [query("select 2"), copy_data("x"), parse("select 2")], ids=["query", "copy", "parse"])
+def test_client_gone_while_the_server_skips_to_sync_frees_it(relay, more):
+    # All that comes behind an error is skipped, a Query too: without a Sync the server is never ready again.
+    for _ in range(2):
+        with login(relay.port) as client:
+            client.write(run("select 1/0") + more)
+            client.flush()
+        assert value(relay.port, "select 1") == "1"
+
+
 def test_parse_only_then_closed_leaves_nothing_active(relay, database):
     for _ in range(10):
         client = login(relay.port)

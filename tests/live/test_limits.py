@@ -52,7 +52,7 @@ def sampled(postgres, *users: str) -> Iterator[Callable[[], int]]:
 
 def servers(database, *users: str) -> int:
     """How many backends the users have in the database postgres."""
-    return database.execute(SERVERS, (list(users),)).fetchone()[0]
+    return int(database.execute(SERVERS, (list(users),)).fetchone()[0])
 
 
 def storm(port: int, clients: int, queries: int, sql: str = "select pg_sleep(0.002)") -> None:

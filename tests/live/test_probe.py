@@ -282,7 +282,7 @@ def test_watch_follows_death_promotion_and_return(story):
         await story.do("pg2", "promote")
         await story.until(primary="pg2", pg2="primary, up")
         assert story.watch.view.epoch.timeline == 2
-        # Fed by the old primary it could not follow the new one, and before it knew of timeline 2 it would open another.
+        # Fed by the old primary it could not follow the new one, and before it knew of timeline 2 would open another.
         await story.do("pg3", "follow", story.nodes["pg2"])
         await to_thread.run_sync(_settle, story.nodes["pg3"], "(select received_tli = 2 from pg_stat_wal_receiver)")
         # The old primary comes back, and believes that it still is one.

@@ -320,14 +320,16 @@ def changing(cycle: Cycle, log: list[str], *requests: tuple[int, bytes]) -> None
 
 
 def test_changes_that_are_answered_are_kept():
-    cycle, log = Cycle(), []
+    cycle = Cycle()
+    log: list[str] = []
     changing(cycle, log, (OWES_PARSE, b"a"), (OWES_CLOSE | FAKE, b"b"), (OWES_EXECUTE, b"c"), (OWES_QUERY, b"d"))
     answer(cycle, "ParseComplete made CommandComplete CommandComplete ReadyForQuery")
     assert (log, list(cycle.changes)) == ([], [])
 
 
 def test_changes_of_a_group_that_failed_are_undone_newest_first():
-    cycle, log = Cycle(), []
+    cycle = Cycle()
+    log: list[str] = []
     changing(cycle, log, (OWES_PARSE, b"a"), (OWES_PARSE, b"b"), (OWES_CLOSE | FAKE, b"c"))
     cycle.request(OWES_SYNC)
     changing(cycle, log, (OWES_PARSE, b"d"))
@@ -338,7 +340,8 @@ def test_changes_of_a_group_that_failed_are_undone_newest_first():
 
 
 def test_change_behind_a_failure_is_undone_at_once():
-    cycle, log = Cycle(), []
+    cycle = Cycle()
+    log: list[str] = []
     request(cycle, "Bind")
     answer(cycle, "ErrorResponse")
     changing(cycle, log, (OWES_PARSE, b"a"))
@@ -346,7 +349,8 @@ def test_change_behind_a_failure_is_undone_at_once():
 
 
 def test_change_of_a_query_that_failed_is_undone_and_later_ones_are_not():
-    cycle, log = Cycle(), []
+    cycle = Cycle()
+    log: list[str] = []
     changing(cycle, log, (OWES_QUERY, b"a"), (OWES_QUERY, b"b"))
     answer(cycle, "ErrorResponse")
     assert log == ["undo b'a'"]

@@ -96,7 +96,8 @@ def test_record_comes_out_as_it_went_in(record, union):
 @given(st.lists(st.sampled_from(DOWN[2:]), max_size=8), st.lists(st.integers(1, 60), min_size=1))
 def test_stream_cut_anywhere_yields_its_records_in_order(records, sizes):
     data = b"".join(map(encode, records))
-    reader, found, at, turn = Records(Down), [], 0, 0
+    reader, at, turn = Records(Down), 0, 0
+    found: list[object] = []
     while at < len(data):
         size = sizes[turn % len(sizes)]
         found += reader.feed(data[at : at + size])

@@ -9,12 +9,12 @@ from msgspec.structs import replace
 
 from gateway.control import Configure, Demand, Limit
 from gateway.settings import Database, PoolMode, Settings, User
-from gateway.worker.endpoint import SERVER_GONE, Client
+from gateway.worker.endpoint import SERVER_GONE, Client, Server
 from gateway.worker.pool import UNLIMITED, Pool
 from gateway.worker.pools import Pools, oldest_idle
 from health import view
 from health.view import ClusterView, Epoch, NodeView, Role, Status
-from tests.worker.worlds import SETTINGS, idle_server, launch
+from tests.worker.worlds import SETTINGS, idle_server, launch, seconds
 
 
 def configure(settings: Settings = SETTINGS, index: int = 0, workers: int = 1) -> Configure:
@@ -98,7 +98,7 @@ def test_grant_changes_the_share_and_is_kept_for_a_pool_to_come():
     pools = Pools(configure())
     limit = Limit("pool", "app", "bob")
     pools.grant(limit, 3)
-    assert list(pools.demands()) == [Demand(limit, 0, 3, 0, 0)]
+    assert list(pools.demands({})) == [Demand(limit, 0, 3, 0, 0)]
     pool = get(pools)
     assert pool.share.limit == 3
     pools.grant(limit, 12)
@@ -142,19 +142,42 @@ def test_configure_with_a_limit_that_there_was_not_holds_for_pools_that_are_ther
     assert other.shares[0] is pool.shares[0]
 
 
-def test_configure_without_a_database_keeps_its_pool_as_it_was():
+def test_configure_without_a_database_keeps_its_pool_for_those_who_are_in_it():
     pools = Pools(configure(with_database(pool_size=3)))
     pool = get(pools)
-    pools.configure(configure(replace(SETTINGS, database={"other": Database(cluster="main")})))
+    without = replace(SETTINGS, database={"other": Database(cluster="main")})
+    assert pools.configure(configure(without)) == [pool]
     assert (pool.share.limit, pool.settings.pool_size) == (3, 3)
-
-
-@pytest.mark.xfail(reason="get() asks the settings only where there is no pool")
-def test_configure_without_a_database_has_no_pool_for_a_client_to_come():
-    pools = Pools(configure(with_database()))
-    get(pools)
-    pools.configure(configure(replace(SETTINGS, database={"other": Database(cluster="main")})))
     assert pools.get("app", "bob") is None
+    assert pools.configure(configure(with_database(pool_size=3))) == []
+    assert get(pools) is pool
+
+
+def test_configure_with_another_user_of_a_database_makes_a_pool_anew():
+    pools = Pools(configure(with_database()))
+    pool = get(pools)
+    assert pools.configure(configure(with_database(user="owner"))) == [pool]
+    assert get(pools) is not pool
+    assert get(pools).settings.server_user == "owner"
+
+
+@pytest.mark.parametrize(
+    "changes", [{"dbname": "sales"}, {"password": "x"}, {"timezone": "UTC"}, {"connect_query": "x"}]
+)
+def test_configure_with_another_identity_tells_the_pools_whose_servers_are_replaced(changes):
+    pools = Pools(configure(with_database()))
+    pool = get(pools)
+    assert pools.configure(configure(with_database(pool_size=9))) == []
+    assert pools.configure(configure(with_database(**changes))) == [pool]
+    assert pools.configure(configure(with_database(**changes))) == []
+
+
+def test_configure_with_another_node_tells_the_pools_that_have_moved():
+    pools = Pools(configure(with_database(node="pg1")))
+    pool = get(pools)
+    pools.see(seen("pg1", "10.0.0.1"))
+    assert pools.configure(configure(with_database(node="pg2"))) == [pool]
+    assert pool.address == ("10.0.0.2", 5432)
 
 
 def test_configure_of_a_user_holds_for_its_pool():
@@ -202,7 +225,9 @@ def test_view_of_another_cluster_moves_nothing():
 
 def demands(pools: Pools) -> dict[str, tuple[int, int, int, int]]:
     """What is told of each kind of limit: budget, share, used, wanted."""
-    return {demand.limit.kind: (demand.budget, demand.share, demand.used, demand.wanted) for demand in pools.demands()}
+    return {
+        demand.limit.kind: (demand.budget, demand.share, demand.used, demand.wanted) for demand in pools.demands({})
+    }
 
 
 def test_demand_is_what_is_used_and_who_waits():
@@ -230,15 +255,81 @@ def test_demand_of_what_has_no_limit_is_not_told():
     pools = Pools(configure(with_front(default_pool_size=0)))
     get(pools)
     pools.share("clients", 0)
-    assert list(pools.demands()) == []
+    assert list(pools.demands({})) == []
 
 
-def test_demand_of_clients_counts_those_who_were_refused_once():
+def test_demand_of_clients_counts_those_who_are_parked():
     pools = Pools(configure(with_front(max_client_conn=2)))
     share = pools.share("clients", 2)
-    share.used, share.refused = 2, 3
-    assert demands(pools) == {"clients": (2, 2, 2, 5)}
+    share.used = 2
+    assert list(pools.demands({share: 3})) == [Demand(Limit("clients"), 2, 2, 2, 5)]
     assert demands(pools) == {"clients": (2, 2, 2, 2)}
+
+
+def busy(pool: Pool, count: int) -> list[Server]:
+    for _ in range(count):
+        idle_server(pool)
+    servers = [pool.acquire(0) for _ in range(count)]
+    return [server for server in servers if server is not None]
+
+
+def wait(pool: Pool, now: int) -> None:
+    pool.enqueue(Client(-1, 1, now), now)
+
+
+def test_victims_of_a_share_that_shrank_are_the_idle_ones_first_and_then_busy_ones():
+    # Under load no server is ever idle, so that the share would never be given to the worker that waits for it.
+    pools = Pools(configure())
+    pool = get(pools)
+    servers = busy(pool, 2)
+    resting = [idle_server(pool, 1), idle_server(pool, 2)]
+    pools.grant(Limit("pool", "app", "bob"), 4)
+    assert pools.victims(9) == []
+    pools.grant(Limit("pool", "app", "bob"), 1)
+    doomed = pools.victims(9)
+    assert doomed[:2] == resting
+    assert len(doomed) == 3
+    for server in doomed:
+        server.retiring = True
+    assert pools.victims(9) == []
+    assert [server.retiring for server in servers].count(True) == 1
+
+
+def test_victim_of_a_share_that_is_contended_is_one_of_the_richest_pool():
+    pools = Pools(configure(with_front(max_db_connections=5)))
+    needy, rich, poor = get(pools), get(pools, user="ann"), get(pools, user="eve")
+    servers = busy(rich, 3)
+    busy(poor, 1)
+    wait(needy, 10)
+    assert pools.victims(seconds(9)) == [], "there is room"
+    busy(poor, 1)
+    assert pools.victims(10 + seconds(0.1) - 1) == [], "it has not waited long"
+    assert pools.victims(10 + seconds(0.1)) == servers[-1:] or pools.victims(10 + seconds(0.1)) == servers[:1]
+    launch(needy)
+    assert pools.victims(seconds(9)) != []  # above the limit now
+    needy.remove(needy.servers[0], SERVER_GONE, 0)
+    pools.victims(seconds(9))[0].retiring = True
+    assert pools.victims(seconds(9)) == [], "one at a time"
+
+
+def test_victims_of_a_pool_that_alone_is_full_are_none():
+    pools = Pools(configure(with_front(default_pool_size=1)))
+    pool = get(pools)
+    busy(pool, 1)
+    wait(pool, 0)
+    assert pools.victims(seconds(60)) == []
+
+
+def test_pools_in_need_are_those_that_wait_the_longest_wait_first():
+    pools = Pools(configure())
+    late, early, newcomer = get(pools), get(pools, user="ann"), get(pools, user="eve")
+    get(pools, user="zoe")
+    wait(late, 7)
+    wait(early, 3)
+    client = Client(-1, 1, 5)
+    client.waiting_since = 5
+    newcomer.newcomers[client] = None
+    assert pools.in_need() == [early, newcomer, late]
 
 
 def test_oldest_idle_is_the_longest_idle_server_of_another_pool_under_the_same_full_limit():

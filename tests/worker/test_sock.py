@@ -36,7 +36,7 @@ TWINS = {"pure": plain()} | {gateway.variant(): loaded}
 Pair = tuple[socket.socket, socket.socket]
 
 
-@pytest.fixture(params=TWINS.values(), ids=TWINS)
+@pytest.fixture(params=list(TWINS.values()), ids=list(TWINS))
 def sock(request: pytest.FixtureRequest) -> Any:
     return request.param
 
