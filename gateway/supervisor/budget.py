@@ -87,8 +87,14 @@ class Ledger:
         return self.budget - sum(entry.reserved for entry in self._workers)
 
     def _settle(self) -> list[tuple[int, int]]:
-        """Grant what can be granted on the way to a fair allocation: less at once, more as far as it is free."""
-        grants = []
+        """Grant what can be granted on the way to a fair allocation: less at once, more as far as it is free.
+
+        Nothing moves while everybody has what he wants: a share that goes to and fro costs server connections.
+        """
+        grants: list[tuple[int, int]] = []
+        granted = sum(entry.granted for entry in self._workers)
+        if granted <= self.budget and all(entry.wanted <= entry.granted for entry in self._workers):
+            return grants
         targets = allocate(self.budget, [entry.wanted for entry in self._workers])
         ready = [index for index, entry in enumerate(self._workers) if entry.granted == entry.acknowledged]
         for index in sorted(ready, key=lambda index: self._workers[index].granted - self._workers[index].wanted):

@@ -143,8 +143,9 @@ class Front:
                         self.grow(pool)
             case Grant():
                 self.pools.grant(record.limit, record.share)
-                self.sweep(self.reactor.now)
-                self.demand_now()
+                for demand in self.pools.demands(self.clients.parked_for(), record.limit):
+                    self.channel.send(demand)  # which acknowledges it
+                self.freed()
                 if record.limit.kind.endswith("clients"):
                     self.clients.unpark(self.reactor.now)
             case ConsoleOutput():

@@ -127,7 +127,7 @@ class Pools:
         pool.address = address
         return moved
 
-    def demands(self, parked: Mapping[Share, int]) -> Iterator[Demand]:
+    def demands(self, parked: Mapping[Share, int], only: Limit | None = None) -> Iterator[Demand]:
         """Yield what is used and wanted of each limit; *parked* says how many clients wait for which share."""
         waiting: dict[Limit, int] = {}  # less what idles: that can be given to others
         for pool in self.by_key.values():
@@ -141,11 +141,14 @@ class Pools:
                 waiting[limit] = waiting.get(limit, 0) + len(pool.waiting) + len(pool.newcomers) - len(pool.idle())
         for limit, share in self.shares.items():
             budget = self.budgets[limit]
-            if budget:
+            if budget and only in (None, limit):
                 wanted = waiting.get(limit, 0) + parked.get(share, 0)
                 yield Demand(limit, budget, share.limit, share.used, max(share.used + wanted, 0))
         for limit, amount in self.granted.items():
-            if limit not in self.shares:  # nobody has needed it here yet: acknowledge, so that others may have it
+            if limit not in self.shares and only in (
+                None,
+                limit,
+            ):  # nobody has needed it here yet: acknowledge, so that others may have it
                 yield Demand(limit, 0, amount, 0, 0)
 
     def grant(self, limit: Limit, amount: int) -> None:

@@ -2,11 +2,10 @@
 
 It starts a PostgreSQL of its own and, in front of it, the gateway and whichever of PgBouncer and pgpool-II is on PATH.
 Each scenario runs in rounds, one target after the other, so that a noisy machine is noisy for all; medians are told.
-cpu_us is the time that all processes of a proxy used for one transaction; the last columns are gateway / peer.
+cpu_us is the CPU time of all processes of a proxy for one transaction; the last columns are gateway / target.
 
     python -m tests.bench                                  every scenario, 3 rounds of 4 s
-    python -m tests.bench simple prepared --rounds 5
-    python -m tests.bench idle --json result.json
+    python -m tests.bench simple idle --rounds 5 --json result.json
 
 Called by `make bench`. See pgbench in PostgreSQL's manual, proc(5) for the measures.
 """
@@ -24,13 +23,14 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import psutil
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -39,11 +39,8 @@ from gateway.wire import messages
 
 PASSWORD = "bench password"
 IDLE_CLIENTS = 2000
-START_TIMEOUT = 15.0
-STOP_TIMEOUT = 15.0
+PATIENCE = 15.0  # seconds for a process to start or to stop, or for a connection
 PGBENCH_GRACE = 60.0  # seconds beyond its run, to connect and to finish
-CONNECT_TIMEOUT = 10.0
-SCALE = 5
 HBA = ("host all bench 127.0.0.1/32 scram-sha-256", "host all all 127.0.0.1/32 trust")
 
 TRUST, SCRAM = "trust", "scram-sha-256"
@@ -56,14 +53,11 @@ SCENARIOS = {
     "connect": ("-M", "simple", "-c", "10", "-C"),
     "scram-connect": ("-M", "simple", "-c", "10", "-C", "-U", "bench"),
 }
-OTHERS = ("idle", "startup")
 
 TOPOLOGY = """\
 [front]
 listen = ["127.0.0.1:{port}"]
 workers = 1
-max_client_conn = 5000
-default_pool_size = 20
 shutdown_timeout = 1.0
 
 [front.auth]
@@ -90,9 +84,7 @@ auth_type = {auth}
 auth_file = {directory}/userlist.txt
 pool_mode = transaction
 max_client_conn = 5000
-default_pool_size = 20
 log_connections = 0
-log_disconnections = 0
 {more}
 """
 
@@ -117,7 +109,6 @@ work_dir = '{directory}'
 """
 
 Measures = dict[str, float]
-Results = dict[str, dict[str, Measures]]  # by scenario and target
 
 
 class BenchError(Exception):
@@ -131,32 +122,27 @@ class Target:
         self.name, self.port, self.startup = name, port, startup
         self._root = psutil.Process(pid) if pid is not None else None
 
-    def _tree(self) -> list[psutil.Process]:
-        return [self._root, *self._root.children(recursive=True)] if self._root is not None else []
+    def _sum(self, measure: Callable[[psutil.Process], float]) -> float:
+        total = 0.0
+        for process in [self._root, *self._root.children(recursive=True)] if self._root is not None else []:
+            with suppress(psutil.NoSuchProcess):
+                total += measure(process)
+        return total
 
     def cpu_seconds(self) -> float:
-        """Return the time that its processes have used, those that ended included."""
-        total = 0.0
-        for process in self._tree():
-            with suppress(psutil.NoSuchProcess):
-                used = process.cpu_times()
-                total += used.user + used.system + used.children_user + used.children_system
-        return total
+        """Return the time that its processes have used, and theirs that ended (user and system of both)."""
+        return self._sum(lambda process: sum(process.cpu_times()[:4]))
 
-    def resident(self) -> int:
+    def resident(self) -> float:
         """Return the bytes of memory that its processes hold."""
-        total = 0
-        for process in self._tree():
-            with suppress(psutil.NoSuchProcess):
-                total += process.memory_info().rss
-        return total
+        return self._sum(lambda process: process.memory_info().rss)
 
 
 class Bench:
     """A cluster, and what can be started in front of it."""
 
-    def __init__(self, cluster: Cluster, console: Console) -> None:
-        self.cluster, self.console, self.directory = cluster, console, cluster.directory
+    def __init__(self, cluster: Cluster) -> None:
+        self.directory = cluster.directory
         self.upstream = cluster.primary.port
         self.pgbench_program = str(cluster.primary.bin / "pgbench")
         owner = self.directory.stat()
@@ -164,7 +150,7 @@ class Bench:
         self.account = {"user": owner.st_uid, "group": owner.st_gid, "extra_groups": []} if os.geteuid() == 0 else {}
         cluster.primary.hba(HBA)
         cluster.primary.psql(f"create role bench login password '{PASSWORD}'; grant pg_read_all_data to bench")
-        self._run_pgbench(self.upstream, "-i", "-q", "-s", str(SCALE), timeout=PGBENCH_GRACE)
+        self._run_pgbench(self.upstream, "-i", "-q", "-s", "5", timeout=PGBENCH_GRACE)
         (self.directory / "userlist.txt").write_text(f'"postgres" ""\n"bench" "{PASSWORD}"\n')
 
     def write(self, name: str, text: str, values: dict[str, Any]) -> Path:
@@ -178,13 +164,13 @@ class Bench:
         found: dict[str, list[str | Path]] = {}
         self.ports = dict(zip(("pgbouncer", "pgpool", "gateway", "pcp"), free_ports(4), strict=True))
         values = {"auth": auth, "directory": self.directory, "upstream": self.upstream, "pcp": self.ports["pcp"]}
-        if program := _find("pgbouncer"):
+        if program := shutil.which("pgbouncer"):
             version = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=10, check=False)
             known = re.search(r"PgBouncer (\d+)\.(\d+)", version.stdout)
             new = known is not None and (int(known[1]), int(known[2])) >= (1, 21)
             values["more"] = "max_prepared_statements = 200" if new else ""
             found["pgbouncer"] = [program, self.write("pgbouncer.ini", PGBOUNCER, values)]
-        if auth == TRUST and (program := _find("pgpool")):
+        if auth == TRUST and (program := shutil.which("pgpool")):
             found["pgpool"] = [program, "-n", "-f", self.write("pgpool.conf", PGPOOL, values)]
         topology = self.write("topology.toml", TOPOLOGY, values)
         return {**found, "gateway": [sys.executable, "-m", "gateway", "serve", topology]}
@@ -198,16 +184,16 @@ class Bench:
             process = start_guarded(command, signal.SIGKILL, stdout=output, stderr=output, **account)
         began = time.monotonic()
         try:
-            if not wait_until(lambda: process.poll() is not None or _accepts(port), START_TIMEOUT) or process.poll():
+            wait_until(lambda: process.poll() is not None or _accepts(port), PATIENCE)
+            took = time.monotonic() - began
+            if process.poll() is not None or not _accepts(port):
                 raise BenchError(f"{name} does not accept connections: {log.read_text(errors='replace')[-300:]!r}")
-            yield Target(name, port, process.pid, time.monotonic() - began)
+            yield Target(name, port, process.pid, took)
         finally:
             process.send_signal(signal.SIGINT)
-            try:
-                process.wait(STOP_TIMEOUT)
-            except subprocess.TimeoutExpired:
+            if not wait_until(lambda: process.poll() is not None, PATIENCE):
                 process.kill()
-                process.wait()
+            process.wait()
             release(process)
 
     def pgbench(self, target: Target, arguments: tuple[str, ...], seconds: float) -> Measures:
@@ -229,9 +215,7 @@ class Bench:
         except subprocess.TimeoutExpired:
             raise BenchError(f"pgbench did not end within {timeout:.0f} s") from None
         except subprocess.CalledProcessError as error:
-            raise BenchError(
-                next((line for line in error.stderr.splitlines() if "rror" in line), "it failed")
-            ) from None
+            raise BenchError(error.stderr.strip().partition("\n")[0] or "pgbench failed") from None
         return done.stdout
 
     def idle(self, target: Target) -> Measures:
@@ -241,75 +225,67 @@ class Bench:
         before, began = target.resident(), time.monotonic()
         with ExitStack() as clients:
             for _ in range(IDLE_CLIENTS):
-                address = ("127.0.0.1", target.port)
-                client = clients.enter_context(socket.create_connection(address, CONNECT_TIMEOUT))
+                client = clients.enter_context(_connect(target.port))
                 client.sendall(hello)
                 answer = b""
                 while not answer.endswith(ready):
                     if not (data := client.recv(8192)):
                         raise BenchError("it closed an idle client")
                     answer += data
-            took = time.monotonic() - began
-            return {
-                "bytes_per_client": (target.resident() - before) / IDLE_CLIENTS,
-                "logins_per_s": IDLE_CLIENTS / took,
-            }
+            logins_per_s = IDLE_CLIENTS / (time.monotonic() - began)
+            return {"bytes_per_client": (target.resident() - before) / IDLE_CLIENTS, "logins_per_s": logins_per_s}
 
     def rounds(self, scenario: str, targets: list[Target], rounds: int, seconds: float) -> dict[str, Measures]:
         """Run a scenario on each target in turn; who cannot is told and left out."""
+        idle = scenario == "idle"
+        # PostgreSQL and pgpool-II have a process for each client.
         few = scenario not in ("many", "idle")
         able = [target for target in targets if few or target.name not in ("postgresql", "pgpool")]
         found: dict[str, list[Measures]] = {}
-        for _ in range(rounds if scenario != "idle" else 1):  # memory that was touched stays: only the first counts
+        for _ in range(1 if idle else rounds):  # memory that was touched stays: only the first round counts
             for target in list(able):
                 try:
-                    idle = scenario == "idle"
                     measures = self.idle(target) if idle else self.pgbench(target, SCENARIOS[scenario], seconds)
                     found.setdefault(target.name, []).append(measures)
                 except (BenchError, OSError) as error:
-                    self.say(f"{scenario}: {target.name} is left out: {error}")
+                    say(f"{scenario}: {target.name} is left out: {error}")
                     able.remove(target)
         return {name: _medians(measures) for name, measures in found.items() if measures}
 
-    def say(self, text: str) -> None:
-        """Tell how far it is."""
-        self.console.print(text, markup=False, highlight=False, soft_wrap=True)
-
-    def startups(self, rounds: int) -> dict[str, Measures]:
-        """Start each proxy by itself, again and again."""
-        found: dict[str, list[Measures]] = {}
-        for _ in range(rounds):
+    def run(self, scenarios: list[str], rounds: int, seconds: float) -> dict[str, dict[str, Measures]]:
+        """Run scenarios, those that ask for a password last; return medians by scenario and target."""
+        results: dict[str, dict[str, Measures]] = {}
+        started: dict[str, list[Measures]] = {}
+        for _ in range(rounds if "startup" in scenarios else 0):
             for name, command in self.commands(TRUST).items():
                 with self.running(name, command) as target:
-                    found.setdefault(name, []).append({"seconds": target.startup})
-        return {name: _medians(measures) for name, measures in found.items()}
-
-    def run(self, scenarios: list[str], rounds: int, seconds: float) -> Results:
-        """Run scenarios, those that ask for a password last."""
-        results: Results = {}
-        if "startup" in scenarios:
-            results["startup"] = self.startups(rounds)
+                    started.setdefault(name, []).append({"seconds": target.startup})
+        if started:
+            results["startup"] = {name: _medians(measures) for name, measures in started.items()}
         for auth in (TRUST, SCRAM):
             wanted = [name for name in scenarios if name != "startup" and ("scram" in name) == (auth == SCRAM)]
-            if not wanted:
-                continue
+            wanted.sort(key="idle".__ne__)  # while no memory was needed for anything else
             with ExitStack() as stack:
                 targets = [Target("postgresql", self.upstream)]
-                for name, command in self.commands(auth).items():
+                for name, command in self.commands(auth).items() if wanted else ():
                     targets.append(stack.enter_context(self.running(name, command)))
                 for scenario in wanted:
-                    self.say(f"{scenario} ...")
+                    say(f"{scenario} ...")
                     results[scenario] = self.rounds(scenario, targets, rounds, seconds)
         return results
 
 
-def _find(program: str) -> str | None:
-    return shutil.which(program, path=os.environ.get("PATH", "") + ":/usr/sbin")
+def say(text: str) -> None:
+    """Tell how far it is, on standard error: the results may go to a file."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def _connect(port: int) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", port), PATIENCE)
 
 
 def _accepts(port: int) -> bool:
-    with suppress(OSError):
-        socket.create_connection(("127.0.0.1", port), 1.0).close()
+    with suppress(OSError), _connect(port):
         return True
     return False
 
@@ -318,41 +294,26 @@ def _medians(rounds: list[Measures]) -> Measures:
     return {name: median([measures[name] for measures in rounds]) for name in rounds[0]}
 
 
-def rows(measured: Mapping[str, Measures]) -> tuple[list[str], list[list[str]]]:
-    """Return the heading and the cells of one scenario's table: values, then gateway / target."""
+def show(scenario: str, measured: Mapping[str, Measures], console: Console, markdown: bool) -> None:
+    """Print one scenario's table: values, then gateway / target."""
     names = list(dict.fromkeys(name for measures in measured.values() for name in measures))
     ours = measured.get("gateway", {})
-    cells = []
+    table = Table("target", box=box.MARKDOWN if markdown else box.SIMPLE_HEAD)
+    for column in (*names, *[f"{name} gateway/target" for name in names]):
+        table.add_column(column, justify="right")
     for target, measures in measured.items():
         values = [measures.get(name, 0.0) for name in names]
-        ratios = [
-            f"{ours[name] / value:.2f}" if value and name in ours and target != "gateway" else ""
-            for name, value in zip(names, values, strict=True)
-        ]
-        shown = [(f"{value:.2f}" if value < 100 else f"{value:.0f}") if value else "" for value in values]
-        cells.append([target, *shown, *ratios])
-    return ["target", *names, *[f"{name} gateway/target" for name in names]], cells
-
-
-def show(results: Results, console: Console, markdown: bool) -> None:
-    """Print a table for each scenario."""
-    for scenario, measured in results.items():
-        heading, cells = rows(measured)
-        if markdown:
-            lines = [heading, ["---", *["---:"] * (len(heading) - 1)], *cells]
-            print(f"\n### {scenario}\n\n" + "\n".join(f"| {' | '.join(line)} |" for line in lines))
-            continue
-        table = Table(title=scenario, title_justify="left")
-        for at, name in enumerate(heading):
-            table.add_column(name, justify="right" if at else "left")
-        for line in cells:
-            table.add_row(*line)
-        console.print(table)
+        pairs = zip(names, values, strict=True)
+        ratios = [f"{ours[name] / value:.2f}" if value and name in ours else "" for name, value in pairs]
+        shown = [f"{value:.{2 if value < 100 else 0}f}" if value else "" for value in values]
+        table.add_row(target, *shown, *(ratios if target != "gateway" else []))
+    console.print(f"\n### {scenario}\n" if markdown else f"\n{scenario}", highlight=False)
+    console.print(table)
 
 
 def main() -> int:
     """Run what the command line asks for; return the exit code."""
-    known = [*SCENARIOS, *OTHERS]
+    known = [*SCENARIOS, "idle", "startup"]
     parser = argparse.ArgumentParser(prog="python -m tests.bench", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("scenarios", nargs="*", metavar="scenario", help=f"of {', '.join(known)}; none means all")
     parser.add_argument("--rounds", type=int, default=3, help="of each scenario on each target (default 3)")
@@ -362,23 +323,23 @@ def main() -> int:
     options = parser.parse_args()
     if unknown := set(options.scenarios) - set(known):
         parser.error(f"unknown scenario: {', '.join(sorted(unknown))}")
-    if options.rounds < 1 or options.seconds < 1:
+    if min(options.rounds, options.seconds) < 1:
         parser.error("--rounds and --seconds are 1 or more")
-    console = Console(stderr=options.markdown)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # for the clients here, and handed down to the proxies
     for peer in ("pgbouncer", "pgpool"):
-        if _find(peer) is None:
-            console.print(f"{peer} is left out: it is not on PATH", highlight=False)
+        if shutil.which(peer) is None:
+            say(f"{peer} is left out: it is not on PATH")
     try:
         with Cluster(standbys=0) as cluster:
-            results = Bench(cluster, console).run(options.scenarios or known, options.rounds, options.seconds)
+            results = Bench(cluster).run(options.scenarios or known, options.rounds, options.seconds)
     except (EmbeddedError, BenchError) as error:
-        print(f"bench: {error}", file=sys.stderr)
+        say(f"bench: {error}")
         return 1
     except KeyboardInterrupt:
         return 130
-    show(results, console, options.markdown)
+    for scenario, measured in results.items():
+        show(scenario, measured, Console(width=200 if options.markdown else None), options.markdown)
     if options.json is not None:
         options.json.write_text(json.dumps(results, indent=1) + "\n")
     return 0

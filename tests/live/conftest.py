@@ -33,6 +33,8 @@ create role alice login superuser password 'wonderland';
 create role bob login password 'builder';
 create role carol login;
 create role dave login;
+create role erin login;
+create role frank login;
 create table item (id int primary key, name text not null check (name <> 'wrong'));
 grant all on item to bob;
 create database shop;
