@@ -25,6 +25,8 @@ cdef int OWES_EXECUTE
 cdef int OWES_CLOSE
 cdef int OWES_COPY_END
 cdef int KIND
+cdef int LOST_PARSE
+cdef int LOST_REQUEST
 cdef int SKIP
 cdef int FAKE
 cdef int CHANGE
@@ -43,6 +45,7 @@ cdef class Cycle:
     cdef public bint desynced
     cdef public int special
     cdef public int boundaries
+    cdef public int lost
     cdef bytearray ring
     cdef Py_ssize_t head
     cdef Py_ssize_t tail

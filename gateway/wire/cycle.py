@@ -38,6 +38,8 @@ from gateway.wire.owed import (
     FORWARD,
     IDLE,
     KIND,
+    LOST_PARSE,
+    LOST_REQUEST,
     OWES_BIND,
     OWES_CLOSE,
     OWES_COPY_END,
@@ -84,6 +86,7 @@ class Cycle:
         self.tail = 0
         self.mask = 15
         self.changes: deque[Change] = deque()
+        self.lost = 0  # what was skipped since somebody looked: LOST_REQUEST, LOST_PARSE (one that was not rewritten)
 
     def is_free(self) -> bool:
         """Can the server go to another client: no transaction, nothing owed, no COPY, no open group?"""
@@ -254,6 +257,7 @@ class Cycle:
             if (entry & KIND) == OWES_SYNC:
                 break
             self.head += 1
+            self.lost |= LOST_PARSE if entry == OWES_PARSE else LOST_REQUEST
             if (entry & KIND) <= OWES_SYNC:
                 self.boundaries -= 1
             if entry & (SKIP | FAKE):
@@ -285,8 +289,8 @@ class Cycle:
         for entry in kept:
             self.ring[self.tail & self.mask] = entry
             self.tail += 1
-            if (entry & KIND) <= OWES_SYNC:
-                self.group_open = False
+            if (entry & KIND) != OWES_COPY_END:
+                self.group_open = (entry & KIND) > OWES_SYNC
         if not ended:
             self.copy = COPY_IN
         return 0

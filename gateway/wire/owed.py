@@ -24,3 +24,6 @@ IDLE = 0x49  # the transaction status of ReadyForQuery: I, T or E
 COPY_IN = 1
 COPY_OUT = 2
 COPY_BOTH = 3
+
+LOST_REQUEST = 1  # skipped behind an error: what the unnamed statement of the server is now is not known
+LOST_PARSE = 2  # among them a Parse without a name: the client has no unnamed statement

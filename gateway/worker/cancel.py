@@ -74,7 +74,10 @@ class Canceler:
         if client.state == CLIENT_WAITING and server is None:
             self.front.failing.waiting(client, errors.QUERY_CANCELED().encode())
         elif client.state == CLIENT_ACTIVE and server is not None and server.cycle.owed() > 0:
-            return self.send(server, asker)
+            if server.cycle.skip_is_next():
+                server.cancel_due = True  # it would hit our own request, a change of parameters perhaps
+            else:
+                return self.send(server, asker)
         return False
 
     def send(self, server: Server, asker: Client | None = None) -> bool:

@@ -62,6 +62,7 @@ cdef class Server(Endpoint):
     cdef public int pid
     cdef public int id
     cdef public int cancels
+    cdef public bint cancel_due
     cdef public bint retiring
     cdef public bint discarding
     cdef public bint broken

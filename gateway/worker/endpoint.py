@@ -127,6 +127,7 @@ class Server(Endpoint):
         self.state_since = now
         self.deadline = 0  # when the front gives up what it does in this state
         self.cancels = 0  # cancel requests on their way
+        self.cancel_due = False  # one is to be sent when the request of ours that runs is answered
         self.retiring = False  # is closed when it is free
         self.discarding = False  # the message that is passing is for nobody
         self.below: Server | None = None  # the next one in the pool's stack of idle servers

@@ -325,6 +325,9 @@ class Front:
 
     def adapted(self, client: Client, server: Server) -> None:
         """A server has taken its client's parameters, or refused them."""
+        if server.cancel_due:
+            server.cancel_due = False
+            self.canceler.send(server)
         before: Any = server.adapting
         server.adapting = None
         refusal, server.refusal = server.refusal, None

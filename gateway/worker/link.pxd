@@ -41,6 +41,7 @@ cdef int OWES_PARSE
 cdef int OWES_QUERY
 cdef int OWES_SYNC
 cdef int SKIP
+cdef int LOST_PARSE
 cdef int CLIENT_ACTIVE
 cdef int CLIENT_GONE
 cdef int CLIENT_IDLE

@@ -40,6 +40,7 @@ from gateway.wire.messages import (
     ready_for_query,
 )
 from gateway.wire.owed import (
+    LOST_PARSE,
     OWES_COPY_END,
     OWES_DESCRIBE,
     OWES_EXECUTE,
@@ -187,7 +188,8 @@ class Link:
                     break
             cycle = server.cycle
             if kind == QUERY:
-                client.unnamed_serial = server.unnamed_serial = 0
+                if not cycle.ignoring:
+                    client.unnamed_serial = server.unnamed_serial = 0
                 verdict = PASS_ON
                 if whole and client.statements is not None and may_mention(data[pos + 5]):
                     self.spill(buf, run, pos)
@@ -375,6 +377,11 @@ class Link:
                             continue
                         self.assembly.extend(other)
                 verdict = cycle.answer(kind)
+                if cycle.lost:
+                    server.unnamed_serial = -1
+                    if cycle.lost & LOST_PARSE:
+                        client.unnamed_serial = 0
+                    cycle.lost = 0
                 if kind == READY_FOR_QUERY:
                     cycle.status = data[pos + 5]
                     if verdict != SKIP:
@@ -400,7 +407,7 @@ class Link:
             self.keep(server, buf, pos)
         if server.client is None:
             return 0  # the client did not take it and is gone
-        if client.stalled and not cycle.changes:
+        if client.stalled and (cycle.boundaries == 0 or not cycle.changes):
             client.stalled = False
             self.reactor.soon.append(client)
         if cycle.is_free() and server.foreign is None and pool.mode != POOL_SESSION and not client.replication:

@@ -52,10 +52,13 @@ class Pools:
     def _reconfigure(self, pool: Pool) -> bool:
         before, after = pool.settings, pool_settings(self.settings, pool.database, pool.settings.user)
         pool.removed = after is None or after.server_user != before.server_user
+        shares = pool.shares
         if after is None or pool.removed:
             return True  # those who are in it may finish; nobody else gets in
         pool.configure(after)
-        self._limits(after)
+        _, _, pool.shares = self._limits(after)
+        for share in set(pool.shares) - set(shares):
+            share.used += len(pool.servers)
         moved = self._place(pool)
         return moved or any(getattr(before, name) != getattr(after, name) for name in _IDENTITY)
 

@@ -10,6 +10,7 @@ cdef int FAKE
 cdef int BIND
 cdef int CLOSE
 cdef int DESCRIBE
+cdef int FAILED_TRANSACTION
 cdef int STATEMENT
 cdef int OWES_BIND
 cdef int OWES_CLOSE
@@ -34,7 +35,7 @@ cdef class Rewriter:
     @cython.locals(portal_end=Py_ssize_t, name_end=Py_ssize_t, statement=Statement, limit=Py_ssize_t, pool=Pool)
     cpdef Py_ssize_t bind(self, Client client, Server server, Buffer buf, Py_ssize_t run, Py_ssize_t pos,
                          Py_ssize_t size, bint whole) except -2
-    @cython.locals(statement=Statement, name_end=Py_ssize_t, pool=Pool, owed=int)
+    @cython.locals(statement=Statement, name_end=Py_ssize_t, pool=Pool, owed=int, rewrites=bint)
     cpdef Py_ssize_t describe_or_close(self, Client client, Server server, Buffer buf, Py_ssize_t run, Py_ssize_t pos,
                                       Py_ssize_t size, int kind) except -2
     cdef int _spill(self, Buffer buf, Py_ssize_t start, Py_ssize_t end) except -1

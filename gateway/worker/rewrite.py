@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 
 from gateway.wire.intent import Verb, mention
-from gateway.wire.messages import BIND, CLOSE, DESCRIBE, PARSE, QUERY, STATEMENT, Sync
+from gateway.wire.messages import BIND, CLOSE, DESCRIBE, FAILED_TRANSACTION, PARSE, QUERY, STATEMENT, Sync
 from gateway.wire.owed import (
     CHANGE,
     FAKE,
@@ -50,7 +50,7 @@ class Rewriter:
     def parse(self, client: Client, server: Server, buf: Buffer, at: int, end: int) -> int:
         """Handle a whole Parse whose body is buf[at:end]."""
         name_end = buf.find_zero(at, end)
-        if name_end < 0 or name_end + 1 >= end:
+        if server.cycle.ignoring or name_end < 0 or name_end + 1 >= end:
             return PASS_ON  # PostgreSQL says what is wrong with it
         client.deallocation = None
         if name_end > at:
@@ -105,7 +105,8 @@ class Rewriter:
         found = mention(text)
         if found is None or client.statements is None:
             return PASS_ON
-        if server.cycle.is_unsettled(found.name, None):
+        everything = found.verb is Verb.DEALLOCATE_ALL and server.cycle.changes and server.cycle.boundaries
+        if everything or server.cycle.is_unsettled(found.name, client.statements.get(found.name)):
             return STALL
         statement = client.statements.get(found.name)
         if found.verb is not Verb.EXECUTE and (statement is not None or found.verb is Verb.DEALLOCATE_ALL):
@@ -121,7 +122,7 @@ class Rewriter:
     def bind(self, client: Client, server: Server, buf: Buffer, run: int, pos: int, size: int, whole: bool) -> int:
         """Handle a Bind; return where the bytes that are passed on untouched begin, or -1 - run to come again."""
         pool: Pool = server.pool
-        if not pool.rewrites or client.replication:
+        if not pool.rewrites or client.replication or server.cycle.ignoring:
             server.cycle.request(OWES_BIND)
             return run
         limit = min(pos + size, buf.end)
@@ -159,7 +160,8 @@ class Rewriter:
         """Handle a whole Describe or Close; return where what is passed on untouched begins, or -1 - run to stall."""
         pool: Pool = server.pool
         owed = OWES_DESCRIBE if kind == DESCRIBE else OWES_CLOSE
-        if pool.rewrites and not client.replication and size > 6 and buf.data[pos + 5] == STATEMENT:
+        rewrites = pool.rewrites and not client.replication and not server.cycle.ignoring
+        if rewrites and size > 6 and buf.data[pos + 5] == STATEMENT:
             name_end = buf.find_zero(pos + 6, pos + size)
             if name_end == pos + 6:
                 if kind == CLOSE:
@@ -193,7 +195,7 @@ class Rewriter:
         """Handle the Execute of a statement that deallocates others."""
         name, client.deallocation = client.deallocation, None
         names = client.statements
-        if names is None or name is None or (name and name not in names):
+        if server.cycle.ignoring or names is None or name is None or (name and name not in names):
             return PASS_ON
         change = Closed(names, name, server.statements) if name else AllClosed(names, server.statements)
         server.cycle.changes.append(change)
@@ -205,9 +207,10 @@ class Rewriter:
         text = buf.slice(at, end)
         found = mention(text[:-1])
         names, cycle = client.statements, server.cycle
-        if found is None or names is None:
+        if cycle.ignoring or cycle.status == FAILED_TRANSACTION or found is None or names is None:
             return PASS_ON
-        if server.cycle.is_unsettled(found.name, None):
+        everything = found.verb is Verb.DEALLOCATE_ALL and cycle.changes and cycle.boundaries
+        if everything or cycle.is_unsettled(found.name, names.get(found.name)):
             return STALL
         if found.verb is Verb.DEALLOCATE_ALL:
             cycle.changes.append(AllClosed(names, server.statements))

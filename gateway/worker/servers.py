@@ -297,6 +297,7 @@ class Servers:
         server.client = None
         client.server = None
         server.adapting = None
+        server.unnamed_serial = -1  # whose unnamed statement it has may have been decided by what was skipped
         pool, now = server.pool, self.front.reactor.now
         if server.interest & READ == 0:
             self.front.reactor.want(server, server.interest | READ)
@@ -352,6 +353,8 @@ class Servers:
             server.cycle.answer(kind)
             if server.state == SERVER_TESTED or fields.get("severity_nonlocalized") in ("FATAL", "PANIC"):
                 log.info("server %d (%s): %s", server.pid, server.address, fields.get("message"))
+            if server.state == SERVER_CLEANUP and not server.cycle.owed():
+                self._clean_up(server)  # it skips all up to a Sync, which is ours to send now
         elif server.state in (SERVER_TESTED, SERVER_CLEANUP):
             server.cycle.answer(kind)
             if kind == messages.READY_FOR_QUERY:

@@ -79,12 +79,12 @@ def user_of(relay, secret: str, user: str = "alice", **more: object) -> str:
 def test_client_login_by_every_method_with_every_secret(gateway, method):
     # md5 with a SCRAM secret asks for SCRAM; a secret in md5 cannot serve SCRAM.
     relay = gateway(auth={"type": method}, userlist=SECRETS)
-    for user, password in PASSWORDS.items():
+    for user, right in PASSWORDS.items():
         if (method, user) == ("scram-sha-256", "bob"):
             with pytest.raises(psycopg.OperationalError):
-                user_of(relay, password, user)
+                user_of(relay, right, user)
         else:
-            assert user in user_of(relay, password, user)
+            assert user in user_of(relay, right, user)
         with pytest.raises(psycopg.OperationalError, match="authentication failed"):
             user_of(relay, "wrong", user)
 

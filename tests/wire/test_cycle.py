@@ -505,7 +505,6 @@ def test_copy_in_that_swallowed_the_sync_of_its_group_leaves_the_group_open(sync
     assert cycle.is_free()
 
 
-@pytest.mark.xfail(reason="enter_copy_in() forgets that a group was begun behind the data")
 @pytest.mark.parametrize("sent", ["Execute CopyDone Sync Bind", "Query CopyDone Bind"])
 def test_copy_in_with_a_group_begun_behind_it_leaves_that_group_open(sent):
     cycle = Cycle()
@@ -539,7 +538,6 @@ def test_copy_in_that_failed_before_a_sync_is_not_free_before_the_sync_is_answer
 END = [*[Message(OWES_COPY_END)] * 2, Message(OWES_SYNC)]
 
 
-@pytest.mark.xfail(strict=False, reason="enter_copy_in() forgets that a group was begun behind the data")
 @settings(max_examples=100, deadline=None)
 @given(conversation=CONVERSATION, pace=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 9)), min_size=1))
 def test_cycle_any_conversation_is_free_exactly_when_postgresql_is(conversation, pace):

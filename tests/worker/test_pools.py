@@ -130,7 +130,6 @@ def test_configure_with_the_same_sizes_keeps_what_was_granted():
     assert (pool.share.limit, pool.settings.query_timeout) == (3, 5.0)
 
 
-@pytest.mark.xfail(reason="configure() makes the share and does not give it to the pool")
 def test_configure_with_a_limit_that_there_was_not_holds_for_pools_that_are_there():
     # A reload set max_db_connections, and the pools that were there went past it.
     pools = Pools(configure())

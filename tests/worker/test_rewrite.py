@@ -249,7 +249,6 @@ def test_unnamed_statement_that_a_client_has_not_is_not_another_s(relay, gone):
     assert told(relay, other) == ["E 26000 unnamed prepared statement does not exist", "Z"]
 
 
-@pytest.mark.xfail(reason="a failed Parse is remembered as the client's unnamed statement")
 def test_unnamed_statement_that_was_refused_does_not_exist_on_any_server(relay):
     # Another server was asked to prepare the bad text, and the client was told of a syntax error again.
     one, other = relay.clients
@@ -260,7 +259,6 @@ def test_unnamed_statement_that_was_refused_does_not_exist_on_any_server(relay):
     assert told(relay, one) == ["E 26000 unnamed prepared statement does not exist", "Z"]
 
 
-@pytest.mark.xfail(reason="an unnamed statement is taken for parsed when its Parse was skipped")
 def test_unnamed_statement_whose_parse_was_skipped_is_not_another_s(relay):
     # The client ran the other one's statement.
     one, other = relay.clients
@@ -271,7 +269,6 @@ def test_unnamed_statement_whose_parse_was_skipped_is_not_another_s(relay):
     assert "D select 2" not in told(relay, one)
 
 
-@pytest.mark.xfail(reason="an unnamed statement is taken for closed when what closes it was skipped")
 @pytest.mark.parametrize("skipped", [query("select 9"), close(STATEMENT, ""), bind("", "")])
 def test_unnamed_statement_that_was_not_closed_is_not_run_by_another(relay, skipped):
     # The other client, who had none, ran it.
@@ -369,7 +366,6 @@ def test_name_whose_parse_may_yet_fail_is_waited_for_by_the_next_group(relay):
     assert shown(relay.sent(server)) == ["Bind gateway_1", "Execute", "Sync", "Query select 2"]
 
 
-@pytest.mark.xfail(reason="undoing a change that was never sent takes the statement from the server's list")
 @pytest.mark.parametrize("behind", [parse("b", "select 1"), bind("", "a")])
 def test_request_behind_a_failure_leaves_what_the_server_has(relay, behind):
     # The server was asked to prepare it again, and said that it exists.
@@ -383,7 +379,6 @@ def test_request_behind_a_failure_leaves_what_the_server_has(relay, behind):
     assert told(relay, client) == ["2", "D select 1", "C", "Z"]
 
 
-@pytest.mark.xfail(reason="a stalled client goes on only when no change is left, and one waits for its Sync")
 def test_stall_behind_an_answer_that_is_made_here_ends_with_the_group_that_it_waits_for():
     # Neither side sent anything any more.
     with relay_of(capacity=1) as relay:
@@ -394,7 +389,6 @@ def test_stall_behind_an_answer_that_is_made_here_ends_with_the_group_that_it_wa
         assert told(relay, client) == ["1", "Z", "1", "3", "1", "Z"]
 
 
-@pytest.mark.xfail(reason="whether the server gets the statement is not asked for a Query")
 def test_query_behind_a_group_that_may_not_prepare_its_statement_waits():
     # The group failed, its Parse of ours with it, and the statement of the Query did not exist.
     with relay_of(2, capacity=1) as relay:
@@ -413,7 +407,6 @@ def test_query_behind_a_group_that_may_not_prepare_its_statement_waits():
         ]
 
 
-@pytest.mark.xfail(reason="the Parse of ours before a Query fails on its own")
 def test_query_that_executes_a_statement_in_a_failed_transaction_gets_one_error(relay):
     client, _ = relay.clients
     out(relay, client, parse("a", "select 1") + Sync)
@@ -425,7 +418,6 @@ def test_query_that_executes_a_statement_in_a_failed_transaction_gets_one_error(
     assert [line[:7] for line in told(relay, client)] == ["E 25P02", "Z"]
 
 
-@pytest.mark.xfail(reason="DEALLOCATE ALL is held against changes without a name alone")
 def test_deallocate_all_that_fails_gives_no_name_back_that_never_was(relay):
     client, _ = relay.clients
     relay.send(client, query("begin") + parse("a", "bad") + Sync + query("deallocate all") + query("rollback"))
@@ -503,7 +495,6 @@ def check_against_own_sessions(script: Script, servers: int, capacity: int) -> N
             assert server.cycle.is_free()
 
 
-@pytest.mark.xfail(strict=False, reason="the faults that the tests above tell one by one")
 @settings(max_examples=100, deadline=None)
 @given(script=scripts(NAMED), servers=st.integers(1, 2), capacity=st.integers(1, 3))
 def test_named_statements_of_any_pipelines_are_those_of_a_session_of_one_s_own(script, servers, capacity):
@@ -515,7 +506,6 @@ PHRASES = st.lists(WORDS, min_size=1, max_size=2) | WORDS.map(lambda word: ["bin
 UNNAMED = st.lists(st.tuples(st.integers(0, 1), PHRASES), min_size=5, max_size=30)
 
 
-@pytest.mark.xfail(strict=False, reason="an unnamed statement is taken for parsed or closed when that was skipped")
 @settings(max_examples=100, deadline=None)
 @given(groups=UNNAMED, servers=st.integers(1, 2))
 def test_unnamed_statement_of_any_pipelines_is_never_another_client_s(groups, servers):
