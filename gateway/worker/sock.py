@@ -8,6 +8,7 @@ Called by the reactor, the link and the front; see epoll(7), recv(2), send(2), a
 """
 
 import errno
+import os
 import select
 import socket
 import time
@@ -98,13 +99,11 @@ class Buffer:
     def recv(self, fd: int, room: int) -> int:
         """Receive at most *room* bytes; return how many, 0 at the end of the stream, or -errno."""
         self.reserve(room)
-        borrowed = socket.socket(fileno=fd)
         try:
-            count = borrowed.recv_into(memoryview(self.data)[self.end : self.end + room])
+            with memoryview(self.data) as view:
+                count = os.readv(fd, [view[self.end : self.end + room]])
         except OSError as error:
             return -(error.errno or errno.EIO)
-        finally:
-            borrowed.detach()
         self.end += count
         return count
 
@@ -150,7 +149,10 @@ class Poller:
 
 def accept(fd: int) -> int:
     """Accept one connection, non-blocking and close-on-exec; return its descriptor or -errno."""
-    listener = socket.socket(fileno=fd)
+    try:
+        listener = socket.socket(fileno=fd)
+    except (OSError, ValueError):
+        return -errno.EBADF
     try:
         client, _ = listener.accept()
     except OSError as error:
@@ -163,13 +165,10 @@ def accept(fd: int) -> int:
 
 def send_bytes(fd: int, data: bytes) -> int:
     """Send *data*; return how many bytes were taken, or -errno."""
-    borrowed = socket.socket(fileno=fd)
     try:
-        return borrowed.send(data, socket.MSG_NOSIGNAL)
+        return os.write(fd, data)  # Python ignores SIGPIPE: EPIPE is an error code
     except OSError as error:
         return -(error.errno or errno.EIO)
-    finally:
-        borrowed.detach()
 
 
 def clock() -> int:

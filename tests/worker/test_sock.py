@@ -196,9 +196,7 @@ def test_receive_from_a_connection_that_was_reset_is_an_error_code(sock):
 
 
 @pytest.mark.parametrize("fd", [-1, 2**20 - 1])
-def test_descriptor_that_is_none_is_an_error_code(request, sock, fd):
-    if sock.__file__.endswith(".py"):
-        request.applymarker(pytest.mark.xfail(reason="the plain twin raises where it borrows a descriptor"))
+def test_descriptor_that_is_none_is_an_error_code(sock, fd):
     buffer = sock.Buffer()
     buffer.extend(b"x")
     assert buffer.recv(fd, 10) == -errno.EBADF
