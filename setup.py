@@ -18,7 +18,7 @@ DEBUG = VARIANT == "debug"
 DIRECTIVES = {
     "language_level": 3,
     "boundscheck": DEBUG,
-    "wraparound": False,
+    "wraparound": True,  # on pointers there is none; a negative index of a list means what it says
     "cdivision": True,
     "initializedcheck": DEBUG,
     "annotation_typing": False,  # the .pxd gives the C types; an annotation is for readers and mypy

@@ -70,7 +70,8 @@ cdef class Link:
     cpdef int server_readable(self, Server server) except -1
     cpdef int resume(self, Client client) except -1
     @cython.locals(data="unsigned char*", pos=Py_ssize_t, end=Py_ssize_t, run=Py_ssize_t, size=Py_ssize_t,
-                   length=Py_ssize_t, kind=int, whole=bint, server=Server, cycle=Cycle, pool=Pool, verdict=int, faulty=bint, at_once=bint)
+                   length=Py_ssize_t,
+                   kind=int, whole=bint, server=Server, cycle=Cycle, pool=Pool, verdict=int, faulty=bint, at_once=bint)
     cpdef int from_client(self, Client client, Buffer buf) except -1
     @cython.locals(pool=Pool, server=Server)
     cpdef Server acquire(self, Client client)

@@ -205,7 +205,7 @@ class Rewriter:
     def query(self, client: Client, server: Server, buf: Buffer, at: int, end: int) -> int:
         """Handle a whole Query, buf[at:end] with its zero byte, whose text may name a prepared statement."""
         text = buf.slice(at, end)
-        found = mention(text[:-1])
+        found = mention(text[: len(text) - 1])
         names, cycle = client.statements, server.cycle
         if cycle.ignoring or cycle.status == FAILED_TRANSACTION or found is None or names is None:
             return PASS_ON
