@@ -90,7 +90,6 @@ def test_bind_of_many_megabytes_streams(gateway, megabytes):
     assert peak - before < 4 * MB
 
 
-@pytest.mark.both
 @pytest.mark.parametrize("rounds", [20_000, pytest.param(100_000, marks=pytest.mark.soak)])
 def test_pipeline_written_without_reading_does_not_deadlock(relay, item, database, rounds):
     # The client writes all before it reads anything: both directions fill up.
