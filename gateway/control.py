@@ -40,7 +40,7 @@ class Configure(msgspec.Struct, tag=True, frozen=True):
     users: dict[str, str] | None  # stored passwords by user, from auth.file; None when there is none
     index: int  # of this worker
     workers: int
-    secret: bytes  # of the gateway while it runs: for cancel keys and for the mock login of unknown users
+    secret: bytes  # of the gateway while it runs: for the mock login of unknown users
     hard_client_limit: int  # what RLIMIT_NOFILE allows this worker
 
 

@@ -4,6 +4,8 @@ Read from the text alone, so that it holds for both variants.
 """
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -36,6 +38,13 @@ def test_variables_of_a_module_are_all_bound_by_each_source(pxd: Path) -> None:
     for source in (pxd.with_suffix(".py"), pxd.with_suffix(".pyx")):
         if source.exists():
             assert declared(pxd.read_text()) - bound(source.read_text()) == set()
+
+
+@pytest.mark.parametrize("module", sorted(path.stem for path in (PACKAGE / "worker").glob("[a-z]*.py")))
+def test_each_module_of_the_worker_can_be_the_first_that_is_imported(module: str) -> None:
+    # Compiled, they name one another's types in circles: whatever begins, no name may be asked for before it is there.
+    command = [sys.executable, "-c", f"import gateway.worker.{module}"]
+    assert subprocess.run(command, capture_output=True, text=True, check=False).stderr == ""
 
 
 def test_variables_are_found_in_every_form() -> None:

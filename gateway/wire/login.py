@@ -18,12 +18,15 @@ from typing import Final
 
 from gateway import errors
 from gateway.wire import messages, scram
+from gateway.wire.messages import PASSWORD_MESSAGE
 from gateway.wire.userlist import Secret, SecretKind
 
 MAX_PASSWORD_SIZE: Final = 65_535  # PG_MAX_AUTH_TOKEN_LENGTH in auth.h
 
 _OFFER = messages.authentication_sasl([scram.MECHANISM])
 _OFFER_PLUS = messages.authentication_sasl([scram.MECHANISM_PLUS, scram.MECHANISM])
+_MECHANISM = scram.MECHANISM.encode()
+_MECHANISM_PLUS = scram.MECHANISM_PLUS.encode()
 _UNSUPPORTED = {2: "Kerberos V5", 6: "SCM credential", 7: "GSSAPI", 9: "SSPI"}
 
 
@@ -36,6 +39,10 @@ class Method(enum.StrEnum):
     SCRAM = "scram-sha-256"
 
 
+_SCRAM = Method.SCRAM
+_TRUST = Method.TRUST
+
+
 class ServerRefused(Exception):  # noqa: N818  it is the server's error, not ours
     """The server ended the login with an ErrorResponse: its fields, and the whole message as it came."""
 
@@ -45,13 +52,12 @@ class ServerRefused(Exception):  # noqa: N818  it is the server's error, not our
         super().__init__(self.fields["message"])
 
 
-class _Step(enum.Enum):
-    START = enum.auto()
-    PASSWORD = enum.auto()
-    SASL_INITIAL = enum.auto()
-    SASL_FIRST = enum.auto()  # the client chose a mechanism and has said nothing else
-    SASL_FINAL = enum.auto()
-    DONE = enum.auto()
+# What a client owes us next; numbers, because every login compares them.
+_START = 0
+_PASSWORD = 1
+_SASL_INITIAL = 2
+_SASL_FIRST = 3  # it chose a mechanism and has said nothing else
+_SASL_FINAL = 4
 
 
 class ClientLogin:
@@ -59,22 +65,6 @@ class ClientLogin:
 
     AuthenticationOk is left to the caller, who sends it together with what follows it.
     """
-
-    __slots__ = (
-        "_binding",
-        "_cache",
-        "_exchange",
-        "_iterations",
-        "_method",
-        "_mock_key",
-        "_nonce",
-        "_salt",
-        "_secret",
-        "_step",
-        "_user",
-        "client_key",
-        "password",
-    )
 
     def __init__(
         self,
@@ -107,52 +97,41 @@ class ClientLogin:
         self._cache = cache
         self._iterations = iterations
         self._binding = channel_binding
-        self._exchange: scram.Server  # from SASL_FIRST on
-        self._step = _Step.START
+        self._exchange: scram.Server = None  # type: ignore[assignment]  # from SASL_FIRST on
+        self._step = _START
+        self.done = False  # is the client admitted?
         self.client_key: bytes | None = None
         self.password: str | None = None
 
-    @property
-    def done(self) -> bool:
-        """Is the client admitted?"""
-        return self._step is _Step.DONE
-
     def start(self) -> bytes:
         """Return the message that asks for proof: nothing for TRUST, which is done at once."""
-        match self._method:
-            case Method.TRUST:
-                self._step = _Step.DONE
-                return b""
-            case Method.PASSWORD:
-                self._step = _Step.PASSWORD
-                return messages.AuthenticationCleartextPassword
-            case Method.MD5:
-                self._step = _Step.PASSWORD
-                return messages.authentication_md5_password(self._salt)
-            case Method.SCRAM:
-                self._step = _Step.SASL_INITIAL
-                return _OFFER_PLUS if self._binding else _OFFER
+        if self._method is _SCRAM:
+            self._step = _SASL_INITIAL
+            return _OFFER_PLUS if self._binding else _OFFER
+        if self._method is _TRUST:
+            self.done = True
+            return b""
+        self._step = _PASSWORD
+        if self._method is Method.PASSWORD:
+            return messages.AuthenticationCleartextPassword
+        return messages.authentication_md5_password(self._salt)
 
     def receive(self, type_: int, body: bytes) -> bytes:
         """Take one message of the client and return the answer, perhaps nothing.
 
         Raises 28P01 for a wrong or empty password, 08P01 and 28000 and 0A000 for what PostgreSQL would.
         """
-        expected = type_ == messages.PASSWORD_MESSAGE
-        match self._step:
-            case _Step.PASSWORD if expected:
-                self._check_password(body)
-                return b""
-            case _Step.PASSWORD:
-                raise errors.PASSWORD_EXPECTED(type=type_)
-            case _Step.SASL_INITIAL | _Step.SASL_FIRST | _Step.SASL_FINAL if not expected:
-                raise errors.SASL_EXPECTED(type=type_)
-            case _Step.SASL_INITIAL:
-                return self._begin_exchange(body)
-            case _Step.SASL_FIRST | _Step.SASL_FINAL:
-                return self._continue_exchange(body)
-            case _Step.START | _Step.DONE:
-                raise errors.MESSAGE_TYPE(type=type_)
+        step = self._step
+        if step == _START or self.done:
+            raise errors.MESSAGE_TYPE(type=type_)
+        if type_ != PASSWORD_MESSAGE:
+            raise errors.PASSWORD_EXPECTED(type=type_) if step == _PASSWORD else errors.SASL_EXPECTED(type=type_)
+        if step == _PASSWORD:
+            self._check_password(body)
+            return b""
+        if step == _SASL_INITIAL:
+            return self._begin_exchange(body)
+        return self._continue_exchange(body)
 
     def _check_password(self, body: bytes) -> None:
         if not 0 < len(body) <= MAX_PASSWORD_SIZE or body.find(0) != len(body) - 1:
@@ -171,7 +150,7 @@ class ClientLogin:
             raise errors.INVALID_PASSWORD(user=self._user)
         if self._method is Method.PASSWORD:
             self.password = password
-        self._step = _Step.DONE
+        self.done = True
 
     def _has_stored_keys(self, password: str) -> bool:
         stored = self._stored_keys()
@@ -194,8 +173,8 @@ class ClientLogin:
 
     def _begin_exchange(self, body: bytes) -> bytes:
         mechanism, terminated, rest = body.partition(b"\0")
-        plus = bool(self._binding) and mechanism == scram.MECHANISM_PLUS.encode()
-        if not plus and mechanism != scram.MECHANISM.encode():
+        plus = bool(self._binding) and mechanism == _MECHANISM_PLUS
+        if not plus and mechanism != _MECHANISM:
             raise errors.SASL_MECHANISM
         if not terminated or len(rest) < 4:
             raise errors.MESSAGE_CUT(fatal=True)
@@ -204,22 +183,22 @@ class ClientLogin:
         if size != left and (size != -1 or left):
             raise errors.MESSAGE_FORMAT(fatal=True) if -1 <= size < left else errors.MESSAGE_CUT(fatal=True)
         nonce = b2a_base64(self._nonce, newline=False)
-        self._exchange = scram.Server(self._stored_keys(), nonce, plus=plus, channel_binding=self._binding)
-        self._step = _Step.SASL_FIRST
+        self._exchange = scram.Server(self._stored_keys(), nonce, plus, self._binding)
+        self._step = _SASL_FIRST
         return self._continue_exchange(rest[4:]) if size >= 0 else messages.authentication_sasl_continue(b"")
 
     def _continue_exchange(self, body: bytes) -> bytes:
         if len(body) > scram.MAX_MESSAGE_SIZE:
             raise errors.MESSAGE_LENGTH
-        if self._step is _Step.SASL_FIRST:
+        if self._step == _SASL_FIRST:
             challenge = self._exchange.first(body)
-            self._step = _Step.SASL_FINAL
+            self._step = _SASL_FINAL
             return messages.authentication_sasl_continue(challenge)
         answer = self._exchange.final(body)
         if answer is None:
             raise errors.INVALID_PASSWORD(user=self._user)
         self.client_key = self._exchange.client_key
-        self._step = _Step.DONE
+        self.done = True
         return messages.authentication_sasl_final(answer)
 
 
@@ -265,7 +244,7 @@ class ServerLogin:
         """
         self._user = user
         self._secret = None if password is None else Secret.of(password)
-        self._keys = scram.Keys(client_key, server_key) if client_key and server_key else None
+        self._keys = scram.keys_of(client_key, server_key) if client_key and server_key else None
         self._nonce = nonce
         self._cache = cache
         self._encrypted = encrypted

@@ -40,6 +40,7 @@ class Keys(NamedTuple):
 
     client_key: bytes
     server_key: bytes
+    stored_key: bytes
 
 
 class StoredKeys(NamedTuple):
@@ -58,7 +59,12 @@ Cache = dict[tuple[str, bytes, int], Keys]
 def derive(password: str, salt: bytes, iterations: int) -> Keys:
     """Derive the keys of a password: PBKDF2, slow on purpose."""
     salted = hashlib.pbkdf2_hmac("sha256", prepare(password), salt, iterations)
-    return Keys(hmac.digest(salted, b"Client Key", "sha256"), hmac.digest(salted, b"Server Key", "sha256"))
+    return keys_of(hmac.digest(salted, b"Client Key", "sha256"), hmac.digest(salted, b"Server Key", "sha256"))
+
+
+def keys_of(client_key: bytes, server_key: bytes) -> Keys:
+    """Return a pair of keys with what is stored of the first."""
+    return Keys(client_key, server_key, hashlib.sha256(client_key).digest())
 
 
 def derive_once(password: str, salt: bytes, iterations: int, cache: Cache) -> Keys:
@@ -79,9 +85,10 @@ def remember(password: str, salt: bytes, iterations: int, keys: Keys, cache: Cac
 
 def store(keys: Keys, salt: bytes, iterations: int) -> StoredKeys:
     """Return what to store of the keys that a password has with this salt and number of iterations."""
-    return StoredKeys(iterations, salt, hashlib.sha256(keys.client_key).digest(), keys.server_key)
+    return StoredKeys(iterations, salt, keys.stored_key, keys.server_key)
 
 
+@functools.lru_cache(maxsize=4096)
 def salt_for(user: str, mock_key: bytes) -> bytes:
     """Return the salt shown for a user without stored keys: always the same one, as if it were stored."""
     return hmac.digest(mock_key, user.encode("utf-8", "surrogateescape"), "sha256")[:_SALT_SIZE]
@@ -161,9 +168,7 @@ _PROHIBITED = (
 class Server:
     """The side that asks: first(), then final()."""
 
-    __slots__ = ("_bare", "_binding", "_first", "_header", "_nonce", "_plus", "_stored", "client_key")
-
-    def __init__(self, stored: StoredKeys, nonce: bytes, *, plus: bool = False, channel_binding: bytes = b"") -> None:
+    def __init__(self, stored: StoredKeys, nonce: bytes, plus: bool = False, channel_binding: bytes = b"") -> None:
         """Set plus when the client chose SCRAM-SHA-256-PLUS; channel_binding is not empty when it was offered."""
         self._stored = stored
         self._nonce = nonce
@@ -273,8 +278,7 @@ class Client:
         keys = derive_once(secret, salt, count, cache) if isinstance(secret, str) else secret
         unproven = b"c=%b,%b" % (_encode(self._header + self._binding), nonce)
         auth_message = b"%b,%b,%b" % (self._bare, message, unproven)
-        stored_key = hashlib.sha256(keys.client_key).digest()
-        proof = _xor(keys.client_key, _hmac(stored_key, auth_message))
+        proof = _xor(keys.client_key, _hmac(keys.stored_key, auth_message))
         self._server_signature = _hmac(keys.server_key, auth_message)
         return b"%b,p=%b" % (unproven, _encode(proof))
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import logging
 import secrets
-from hashlib import blake2b
 from typing import TYPE_CHECKING
 
 from gateway import errors
@@ -21,9 +20,10 @@ from gateway.errors import GatewayError
 from gateway.settings import CONSOLE_DATABASES
 from gateway.wire import messages, startup
 from gateway.wire.login import ClientLogin, Method
+from gateway.wire.messages import BACKEND_KEY_DATA, AuthenticationOk
 from gateway.wire.parameters import Parameters, canonical
 from gateway.wire.scram import Cache
-from gateway.wire.startup import CancelRequest, SSLRequest, StartupMessage
+from gateway.wire.startup import HEADER_SIZE, TLS_HANDSHAKE, CancelRequest, SSLRequest, StartupMessage
 from gateway.wire.userlist import Secret
 from gateway.worker.endpoint import CLIENT_CONSOLE, CLIENT_IDLE, CLIENT_LOGIN, Client
 from gateway.worker.pool import Pool, Share
@@ -37,7 +37,8 @@ log = logging.getLogger("gateway.worker")
 _MOST_ROUTES = 1000  # remembered startup packets, and combinations of startup parameters per pool
 _LONGEST_ROUTE = 1024  # bytes of a startup packet that is remembered
 _LONGEST_ANSWER = 65536 + 16  # of a client that is asked for a password
-_KEY_3_0, _KEY_3_2 = 4, 32
+_KEY_3_0, _KEY_3_2 = 4, 32  # bytes of a cancel key by protocol
+_RANDOM = 4096
 
 
 class Route:
@@ -45,6 +46,10 @@ class Route:
 
     def __init__(self, packet: StartupMessage) -> None:
         self.startup = packet
+        self.user = packet.user
+        self.negotiation = packet.negotiation
+        self.has_long_keys = packet.protocol == messages.PROTOCOL_3_2
+        self.replication = bool(packet.replication)
         self.pool: Pool = None  # type: ignore[assignment]  # from the first client on that has proven who it is
         self.shares: tuple[Share, ...] = ()  # of the limits that its clients count against
         self.reported: Parameters | None = None  # the pool's welcome that the next two were made from
@@ -68,6 +73,8 @@ class Admission:
     def __init__(self, front: Front, configure: Configure) -> None:
         self.front = front
         self.cache: Cache = {}  # derived SCRAM keys
+        self.fresh = Buffer(_RANDOM)  # random bytes that nobody has seen
+        self.told = Buffer(1024)  # what a client is told when it is let in
         self.configure(configure)
 
     def configure(self, configure: Configure) -> None:
@@ -103,17 +110,20 @@ class Admission:
     def packet(self, client: Client, login: Login, buf: Buffer) -> int:
         """Handle the packet that opens a connection, once it is whole."""
         available = buf.end - buf.start
-        if buf.byte(buf.start) == startup.TLS_HANDSHAKE:
-            return int(self.front.clients.dismiss(client, None))  # as PostgreSQL without TLS does
-        if available < startup.HEADER_SIZE:
+        if buf.byte(buf.start) == TLS_HANDSHAKE:
+            return self.front.clients.dismiss(client, None)  # as PostgreSQL without TLS does
+        if available < HEADER_SIZE:
             return 0
         length = buf.int32(buf.start)
-        if length > available or length < 2 * startup.HEADER_SIZE:
+        if length > available or length < 2 * HEADER_SIZE:
             startup.packet_length(buf.slice(buf.start, buf.start + 4), self.settings.max_startup_packet)
             return 0
         packet = buf.slice(buf.start, buf.start + length)
         route = self.routes.get(packet)
         if route is None:
+            if packet == messages.SSLRequest and not login.ssl_asked:  # most clients begin with it
+                buf.start += length
+                return self._refuse_encryption(client, login, buf, True)
             startup.packet_length(packet, self.settings.max_startup_packet)
             parsed = startup.parse(packet, ssl_asked=login.ssl_asked, gss_asked=login.gss_asked)
             buf.start += length
@@ -134,57 +144,58 @@ class Admission:
     def _ask(self, client: Client, login: Login, buf: Buffer, packet: object) -> None:
         if isinstance(packet, CancelRequest):
             self.front.canceler.requested(client, packet)
-            return
-        asked_ssl = isinstance(packet, SSLRequest)
-        login.ssl_asked |= asked_ssl
-        login.gss_asked |= not asked_ssl
+        else:
+            self._refuse_encryption(client, login, buf, isinstance(packet, SSLRequest))
+
+    def _refuse_encryption(self, client: Client, login: Login, buf: Buffer, asked_ssl: bool) -> int:
+        login.ssl_asked = login.ssl_asked or asked_ssl
+        login.gss_asked = login.gss_asked or not asked_ssl
         self.front.clients.reply(client, b"N")
         if buf.start < buf.end:
             raise errors.DATA_BEFORE_TLS if asked_ssl else errors.DATA_BEFORE_GSS
+        return 0
 
-    def _begin(self, client: Client, login: Login) -> None:
-        packet = login.route.startup
+    def _begin(self, client: Client, login: Login) -> int:
+        route = login.route
+        user = route.user
         if self.front.draining:
             raise errors.SHUTTING_DOWN
-        if packet.negotiation:
-            self.front.clients.reply(client, packet.negotiation)
-        user = packet.user
+        if route.negotiation:
+            self.front.clients.reply(client, route.negotiation)
         if self.is_trust:
-            login.proof = messages.AuthenticationOk
+            login.proof = AuthenticationOk
             if self.users is not None and user not in self.users:
                 raise errors.NO_SUCH_ROLE(user=user)
-            self.proven(client, login)
-            return
+            return self.proven(client, login)
         secret = self.users.get(user) if self.users is not None else None
         login.exchange = ClientLogin(
             self.method,
             user,
             secret,
             mock_key=self.secret,
-            nonce=secrets.token_bytes(18),
-            salt=secrets.token_bytes(4),
+            nonce=self.random(18),
+            salt=self.random(4),
             cache=self.cache,
             iterations=self.settings.auth.scram_iterations,
         )
-        self.front.clients.reply(client, login.exchange.start())
+        return self.front.clients.reply(client, login.exchange.start())
 
-    def _answer(self, client: Client, login: Login, exchange: ClientLogin, buf: Buffer) -> None:
+    def _answer(self, client: Client, login: Login, exchange: ClientLogin, buf: Buffer) -> int:
         if buf.end - buf.start < 5:
-            return
+            return 0
         length = buf.int32(buf.start + 1)
         if not 4 <= length <= _LONGEST_ANSWER:
             raise errors.PASSWORD_LENGTH
         if buf.end - buf.start < length + 1:
-            return
+            return 0
         body = buf.slice(buf.start + 5, buf.start + 1 + length)
         kind = buf.byte(buf.start)
         buf.start += length + 1
         reply = exchange.receive(kind, body)
         if exchange.done:
-            login.proof = reply + messages.AuthenticationOk
-            self.proven(client, login)
-        elif reply:
-            self.front.clients.reply(client, reply)
+            login.proof = reply + AuthenticationOk
+            return self.proven(client, login)
+        return self.front.clients.reply(client, reply)
 
     def proven(self, client: Client, login: Login) -> int:
         """The client is who it says: find out whether it may have what it wants."""
@@ -203,8 +214,8 @@ class Admission:
         if client.shares is None and not self.front.clients.count_in(client, route):  # raises 53300
             return 0
         if login.exchange is not None:
-            self.front.servers.learn(route.pool, route.startup.user, login.exchange)
-        if route.startup.replication:
+            self.front.servers.learn(route.pool, route.user, login.exchange)
+        if route.replication:
             client.replication = True
             self.front.servers.connect(route.pool, client)
         elif route.pool.welcome is not None:
@@ -305,19 +316,25 @@ class Admission:
         clients.logins.pop(client, None)
         if clients.log_connections:
             log.info("client %d: login: database %s, user %s", client.id, route.startup.database, route.startup.user)
-        key = self.cancel_key(client, route.startup.protocol)
-        size = (len(key) + 8).to_bytes(4, "big")
-        return int(
-            clients.reply(
-                client, b"%bK%b%b%b%b" % (login.proof + welcome, size, client.id.to_bytes(4, "big"), key, _READY)
-            )
-        )
+        key = client.key = self.random(_KEY_3_2 if route.has_long_keys else _KEY_3_0)
+        told = self.told
+        told.start = told.end = 0
+        told.extend(login.proof)
+        told.extend(welcome)
+        told.put_byte(BACKEND_KEY_DATA)
+        told.put_int32(len(key) + 8)
+        told.put_int32(client.id)
+        told.extend(key)
+        told.extend(_READY)
+        return clients.reply(client, told.slice(0, told.end))
 
-    def cancel_key(self, client: Client, protocol: int = messages.PROTOCOL_3_2) -> bytes:
-        """Return a client's secret key, derived so that none has to be kept: 32 bytes, with protocol 3.0 four."""
-        size = _KEY_3_2 if protocol == messages.PROTOCOL_3_2 else _KEY_3_0
-        seed = client.id.to_bytes(4, "big") + client.connected_at.to_bytes(8, "big")
-        return blake2b(seed, key=self.secret, digest_size=32).digest()[:size]
+    def random(self, size: int) -> bytes:
+        """Return some random bytes that nobody else gets; the kernel is asked for many at once."""
+        if self.fresh.end - self.fresh.start < size:
+            self.fresh.start = self.fresh.end = 0
+            self.fresh.extend(secrets.token_bytes(_RANDOM))
+        self.fresh.start += size
+        return self.fresh.slice(self.fresh.start - size, self.fresh.start)
 
     def _open_console(self, client: Client, login: Login) -> None:
         packet = login.route.startup
@@ -327,8 +344,8 @@ class Admission:
         client.login = None
         client.state = CLIENT_CONSOLE
         self.front.clients.logins.pop(client, None)
-        key = messages.backend_key_data(client.id, self.cancel_key(client, packet.protocol))
-        self.front.clients.reply(client, login.proof + key)
+        client.key = self.random(_KEY_3_2 if login.route.has_long_keys else _KEY_3_0)
+        self.front.clients.reply(client, login.proof + messages.backend_key_data(client.id, client.key))
         self.front.channel.send(ConsoleOpened(client.id, packet.user, admin))
 
 

@@ -67,8 +67,7 @@ class Canceler:
         client = self.front.clients.by_id.get(pid)
         if client is None:
             return False
-        whole = self.front.admission.cancel_key(client)
-        if len(key) not in (4, len(whole)) or not compare_digest(whole[: len(key)], key):
+        if not client.key or not compare_digest(client.key, key):
             return False
         server = client.server
         if client.state == CLIENT_WAITING and server is None:

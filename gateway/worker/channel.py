@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import select
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from gateway.control import Down, Records, Up, encode
 from gateway.worker.endpoint import CONTROL, Endpoint
-from gateway.worker.reactor import Reactor
 from gateway.worker.sock import AGAIN, READ, WRITE, Buffer, send_bytes
+
+if TYPE_CHECKING:
+    from gateway.worker.reactor import Reactor
 
 
 class Channel:

@@ -20,7 +20,6 @@ from gateway.worker.admission import Login, Route
 from gateway.worker.endpoint import (
     CLIENT_CONSOLE,
     CLIENT_GONE,
-    CLIENT_IDLE,
     CLIENT_LEAVING,
     CLIENT_WAITING,
     Client,
@@ -35,6 +34,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("gateway.worker")
 
+_STORM = 4  # turns in a row with new connections, from which on they are taken many at once
 _ACCEPTS = 64  # connections taken at once from a listener before others are served
 _NUMBERS = (1 << WORKER_SHIFT) - 1
 _SPARE_LOGINS = 1000  # connections in login beyond what the worker can hold; the oldest makes room
@@ -52,6 +52,9 @@ class Clients:
         self.logins: dict[Client, None] = {}  # those in login, the oldest first
         self.parked: dict[Client, int] = {}  # those in login that wait for a larger share of a limit, since when
         self.last_number = 0
+        self.accepted_in = 0  # the reactor's turn
+        self.storm = 0  # turns in a row
+        self.deaf: list[Endpoint] = []  # listeners that wait for a descriptor
         self.configure(configure)
 
     def configure(self, configure: Configure) -> None:
@@ -62,22 +65,27 @@ class Clients:
         self.log_disconnections = self.settings.log_disconnections
 
     def accept(self, listener: Endpoint) -> int:
-        """Take the connections that have come in; most have spoken by now."""
-        for _ in range(_ACCEPTS):
+        """Take a connection that has come in, or many when they come without a pause; most have spoken by now.
+
+        To ask for one where there is none costs as much as half a login: so one is taken, and the listener asked again.
+        """
+        reactor = self.reactor
+        self.storm = self.storm + 1 if reactor.turns == self.accepted_in + 1 else 0
+        self.accepted_in = reactor.turns
+        for _ in range(_ACCEPTS if self.storm >= _STORM else 1):
             fd = accept(listener.fd)
             if fd < 0:
                 if fd != AGAIN:
-                    self._no_descriptor(fd)
+                    self._no_descriptor(listener, fd)
                 return 0
-            client = Client(fd, self.number(), self.reactor.now)
+            client = Client(fd, self.number(), reactor.now)
             client.login = Login()
             self.by_id[client.id] = client
             self.logins[client] = None
-            self.reactor.add(client, READ)
+            reactor.add(client, READ)
             if len(self.logins) > _SPARE_LOGINS and len(self.by_id) > self.hard_limit:
                 self.forget(next(iter(self.logins)))
-            self.reactor.link.client_readable(client)
-        self.reactor.again.append(listener)
+            reactor.link.client_readable(client)
         return 0
 
     def number(self) -> int:
@@ -87,10 +95,12 @@ class Clients:
             if self.base | self.last_number not in self.by_id:
                 return self.base | self.last_number
 
-    def _no_descriptor(self, code: int) -> None:
+    def _no_descriptor(self, listener: Endpoint, code: int) -> None:
         log.error("cannot accept a client: %s; raise the limit on open files (ulimit -n)", os.strerror(-code))
         if self.logins:
             self.forget(next(iter(self.logins)))
+        self.reactor.want(listener, 0)
+        self.deaf.append(listener)
 
     def count_in(self, client: Client, route: Route) -> bool:
         """Count a client against the limits on clients; raise 53300 when one of them is reached.
@@ -216,7 +226,9 @@ class Clients:
         return 0
 
     def sweep(self, now: int) -> None:
-        """End the logins and the idle clients that have taken too long."""
+        """End the logins and the idle clients that have taken too long; listen again."""
+        while self.deaf:
+            self.reactor.want(self.deaf.pop(), READ)
         limit = int(self.settings.client_login_timeout * SECOND)
         while limit and self.logins:
             oldest = next(iter(self.logins))
@@ -230,13 +242,5 @@ class Clients:
             limit = int(pool.settings.client_idle_timeout * SECOND)
             if limit:
                 for client in list(self.by_id.values()):
-                    if client.pool is pool and is_idle(client) and now - client.idle_since >= limit:
+                    if client.pool is pool and client.is_idle() and now - client.idle_since >= limit:
                         self.dismiss(client, errors.CLIENT_IDLE_TIMEOUT())
-
-
-def is_idle(client: Client) -> bool:
-    """Does the client rest between two transactions, with a server of its own in session mode or without?"""
-    server = client.server
-    if server is not None:
-        return client.idle_since > 0 and server.login is None and server.cycle.is_free()
-    return client.state == CLIENT_IDLE

@@ -23,6 +23,7 @@ cdef class Client(Endpoint):
     cdef public Buffer unnamed
     cdef public object login
     cdef public bytes deallocation
+    cdef public bytes key
     cdef public long long unnamed_serial
     cdef public long long connected_at
     cdef public long long waiting_since

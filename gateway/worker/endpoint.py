@@ -47,6 +47,10 @@ SERVER_CLOSING = 6  # Terminate was sent; still counted until PostgreSQL has end
 SERVER_GONE = 7
 SERVER_STATES = 8
 
+# What becomes of a client's message that is passing and is for nobody.
+DISCARD = 1
+DISCARD_QUERY = 2  # and ReadyForQuery is due behind it
+
 
 class Endpoint:
     """A file descriptor with what has come in and what has to go out."""
@@ -81,6 +85,7 @@ class Client(Endpoint):
         self.unnamed: Buffer | None = None  # body of its last Parse without a name
         self.unnamed_serial = 0  # of that Parse; 0: it has no unnamed statement
         self.deallocation: bytes | None = None  # what the Execute of its unnamed statement will deallocate
+        self.key = b""  # what cancels its query, from its login on
         self.login: Any = None  # front's record of a login under way; afterwards what a console client is
         self.connected_at = now
         self.waiting_since = 0
@@ -88,11 +93,18 @@ class Client(Endpoint):
         self.transaction_since = 0
         self.idle_since = now
         self.replication = False
-        self.discarding = 0  # the message that is passing is for nobody (link.DISCARD, DISCARD_QUERY)
+        self.discarding = 0  # the message that is passing is for nobody (DISCARD, DISCARD_QUERY)
         self.doom: bytes | None = None  # the error that its next request gets: its transaction died unasked
         self.skip_to_sync = False  # an error of ours is out: discard all up to Sync, as PostgreSQL does
         self.stalled = False  # goes on when the changes of statements under way are settled (rewrite.STALL)
         self.notified = False  # has been told that it waits
+
+    def is_idle(self) -> bool:
+        """Does the client rest between two transactions, with a server of its own in session mode or without?"""
+        server = self.server
+        if server is not None:
+            return self.idle_since > 0 and server.login is None and server.cycle.is_free()
+        return self.state == CLIENT_IDLE
 
 
 class Server(Endpoint):

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 from gateway.wire import messages
 from gateway.wire.cycle import Cycle
 from gateway.wire.owed import OWES_COPY_END, OWES_FUNCTION_CALL, OWES_QUERY, OWES_SYNC
-from gateway.worker.endpoint import CLIENT_IDLE, Client
-from gateway.worker.link import DISCARD, DISCARD_QUERY
+from gateway.worker.endpoint import CLIENT_IDLE, DISCARD, DISCARD_QUERY, Client
 from gateway.worker.pool import POOL_SESSION
 from gateway.worker.sock import READ
 

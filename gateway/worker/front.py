@@ -38,7 +38,7 @@ from gateway.worker import snapshot
 from gateway.worker.admission import Admission
 from gateway.worker.cancel import Canceler, Errand
 from gateway.worker.channel import Channel
-from gateway.worker.clients import Clients, is_idle
+from gateway.worker.clients import Clients
 from gateway.worker.endpoint import (
     CANCEL,
     CLIENT_ACTIVE,
@@ -55,7 +55,7 @@ from gateway.worker.endpoint import (
     Server,
 )
 from gateway.worker.failing import Failing, with_severity
-from gateway.worker.link import Link, is_known
+from gateway.worker.link import Link
 from gateway.worker.pool import SECOND, Pool, Verb
 from gateway.worker.pools import Pools, oldest_idle
 from gateway.worker.reactor import Reactor
@@ -110,7 +110,7 @@ class Front:
 
     # What is ready that is neither a client nor a server.
 
-    def other_ready(self, endpoint: Endpoint, events: int) -> None:
+    def other_ready(self, endpoint: Endpoint, events: int) -> int:
         """Serve a listener, the channel to the supervisor, or a cancel request under way."""
         if endpoint.kind == LISTENER:
             self.clients.accept(endpoint)
@@ -122,6 +122,7 @@ class Front:
                 self.link.writable(endpoint)
             if events & ~WRITE:
                 self._control()
+        return 0
 
     def _control(self) -> None:
         records = self.channel.receive()
@@ -193,17 +194,17 @@ class Front:
             self.channel.send(ConsoleInput(client.id, buf.slice(buf.start, buf.end)))
         return buf.end
 
-    def client_gone(self, client: Client, code: int) -> None:
+    def client_gone(self, client: Client, code: int) -> int:
         """A client has closed its connection, or it broke (code is 0 or -errno)."""
-        self.clients.gone(client, code)
+        return self.clients.gone(client, code)
 
-    def client_left(self, client: Client, at_once: bool) -> None:
+    def client_left(self, client: Client, at_once: bool) -> int:
         """A client has said that it ends, *at_once* with its last request."""
-        self.clients.left(client, at_once)
+        return self.clients.left(client, at_once)
 
-    def violation(self, client: Client, kind: int, length: int) -> None:
-        """A client has sent what is no message."""
-        if not is_known(kind):
+    def violation(self, client: Client, kind: int, length: int, known: bool) -> None:
+        """A client has sent what is no message: its type is not *known*, or its length cannot be."""
+        if not known:
             self.clients.dismiss(client, errors.MESSAGE_TYPE(type=kind))
         elif self.settings.max_packet_size < length <= LONGEST:
             self.clients.dismiss(client, errors.MAX_PACKET_SIZE(size=length))
@@ -454,7 +455,7 @@ class Front:
     def _sweep_drain(self, now: int) -> None:
         late = now >= self.drained_at
         for client in list(self.clients.by_id.values()):
-            if late or is_idle(client) or client.state in (CLIENT_LOGIN, CLIENT_CONSOLE):
+            if late or client.is_idle() or client.state in (CLIENT_LOGIN, CLIENT_CONSOLE):
                 self.clients.dismiss(
                     client, errors.ADMIN_SHUTDOWN() if client.state != CLIENT_LOGIN else errors.SHUTTING_DOWN()
                 )

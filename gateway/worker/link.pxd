@@ -3,6 +3,7 @@ cimport cython
 from gateway.wire.cycle cimport Cycle
 from gateway.wire.prepared cimport Statement
 from gateway.worker.endpoint cimport Client, Endpoint, Server
+from gateway.worker.front cimport Front
 from gateway.worker.pool cimport Pool
 from gateway.worker.reactor cimport Reactor
 from gateway.worker.rewrite cimport Rewriter
@@ -57,7 +58,7 @@ cdef int STALL
 @cython.final
 cdef class Link:
     cdef public Reactor reactor
-    cdef public object front
+    cdef public Front front
     cdef public Buffer scratch
     cdef public Buffer assembly
     cdef public Rewriter rewriter

@@ -55,6 +55,7 @@ from gateway.worker.endpoint import (
     CLIENT_GONE,
     CLIENT_IDLE,
     CLIENT_WAITING,
+    DISCARD,
     SERVER_ACTIVE,
     SERVER_IDLE,
     Client,
@@ -70,8 +71,6 @@ if TYPE_CHECKING:
     from gateway.worker.reactor import Reactor
 
 CHUNK = 65536  # bytes read at once
-DISCARD = 1  # a client's message that is passing is for nobody
-DISCARD_QUERY = 2  # likewise, and ReadyForQuery is due behind it
 STREAM = 16384  # bytes of an unfinished message from which on it is passed on in parts
 SMALL = 10000  # the longest message of a kind that has no data in it, as PostgreSQL limits it
 
@@ -264,7 +263,7 @@ class Link:
                 client.idle_since = 0
             self.to_server(server, buf, run, pos)
         if faulty:  # told behind what came before it
-            self.front.violation(client, kind, length)
+            self.front.violation(client, kind, length, is_known(kind))
             return 0
         if pos < end or client.inbox is not None:
             self.keep(client, buf, pos)

@@ -1,8 +1,8 @@
 """The worker's loop: wait for sockets, serve those that are ready, let time pass.
 
 1. In each turn servers come before clients (a server that died must not be handed out), and all others come last.
-2. Readiness is told once (EPOLLET). Who reads less than he asked for has read all; one who read as much, or whose
-   connection has ended, is served again in the next turn.
+2. Readiness is told once (EPOLLET), but for listeners. Who reads less than he asked for has read all; one who read as
+   much, or whose connection has ended, is served again in the next turn.
 3. A descriptor is closed at the end of the turn, so that its number cannot be another connection's within it.
 4. The clock is read once a turn, after the wait; `now` is microseconds, and everybody uses it.
 
@@ -11,11 +11,10 @@ Run by main.py; see epoll(7).
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Any
 
-from gateway.worker.endpoint import CLIENT, SERVER, Endpoint
-from gateway.worker.sock import ENDED, READ, WRITE, Poller, clock
+from gateway.worker.endpoint import CLIENT, LISTENER, SERVER, Endpoint
+from gateway.worker.sock import ENDED, READ, WRITE, Poller, clock, end
 
 if TYPE_CHECKING:
     from gateway.worker.front import Front
@@ -30,6 +29,7 @@ class Reactor:
     def __init__(self) -> None:
         self.now = clock()
         self.running = True
+        self.turns = 0
         self.endpoints: list[Any] = [None] * 1024  # by descriptor
         self.link: Link = None  # type: ignore[assignment]  # these three need each other: set by main
         self.front: Front = None  # type: ignore[assignment]
@@ -49,6 +49,7 @@ class Reactor:
         poller = self.poller
         count = poller.wait(0 if self.again else longest)
         self.now = poller.now
+        self.turns += 1
         others = False
         for at in range(count):
             endpoint = self.endpoints[poller.ready_fds[at]]
@@ -74,7 +75,7 @@ class Reactor:
             self.front.sweep(self.now)
         if self.closed:
             for fd in self.closed:
-                os.close(fd)
+                end(fd)
             self.closed.clear()
         return count
 
@@ -107,25 +108,27 @@ class Reactor:
             self.front.failed(endpoint, fault)
         return 0
 
-    def add(self, endpoint: Endpoint, interest: int) -> None:
+    def add(self, endpoint: Endpoint, interest: int) -> int:
         """Begin to watch an endpoint."""
         while endpoint.fd >= len(self.endpoints):
             self.endpoints.extend([None] * len(self.endpoints))
         self.endpoints[endpoint.fd] = endpoint
         endpoint.interest = interest
-        self.poller.watch(endpoint.fd, interest)
+        return self.poller.watch(endpoint.fd, interest, endpoint.kind != LISTENER)
 
     def want(self, endpoint: Endpoint, interest: int) -> int:
         """Watch an endpoint for something else from now on."""
         if endpoint.fd >= 0 and endpoint.interest != interest:
             endpoint.interest = interest
-            self.poller.change(endpoint.fd, interest)
+            self.poller.change(endpoint.fd, interest, endpoint.kind != LISTENER)
         return 0
 
-    def remove(self, endpoint: Endpoint) -> None:
+    def remove(self, endpoint: Endpoint) -> int:
         """Stop watching an endpoint and close its descriptor at the end of the turn."""
         if endpoint.fd >= 0:
-            self.poller.forget(endpoint.fd)
+            if endpoint.kind != CLIENT:  # nobody else holds a client's descriptor: its end takes it out of the set
+                self.poller.forget(endpoint.fd)
             self.endpoints[endpoint.fd] = None
             self.closed.append(endpoint.fd)
             endpoint.fd = -1
+        return 0

@@ -28,12 +28,13 @@ cdef class Poller:
     cdef int* ready_fds
     cdef int* ready_events
     cdef readonly long long now
-    cdef int control(self, int operation, int fd, int interest) except -1
-    cpdef int watch(self, int fd, int interest) except -1
-    cpdef int change(self, int fd, int interest) except -1
+    cdef int control(self, int operation, int fd, int interest, bint once) except -1
+    cpdef int watch(self, int fd, int interest, bint once=*) except -1
+    cpdef int change(self, int fd, int interest, bint once=*) except -1
     cpdef int forget(self, int fd) except -1
     cpdef int wait(self, int timeout_ms) except -1
 
 cpdef int accept(int fd) noexcept
 cpdef Py_ssize_t send_bytes(int fd, bytes data) noexcept
+cpdef int end(int fd) noexcept
 cpdef long long clock() noexcept

@@ -113,7 +113,7 @@ class Buffer:
 
 
 class Poller:
-    """An edge-triggered epoll set: it tells what has become ready, once; change() makes it tell again."""
+    """An epoll set: it tells what has become ready, by default *once* (EPOLLET); change() makes it tell again."""
 
     __slots__ = ("_epoll", "now", "ready_events", "ready_fds")
 
@@ -123,14 +123,14 @@ class Poller:
         self.ready_events: list[int] = []  # EPOLLIN, EPOLLOUT, EPOLLERR, EPOLLHUP, EPOLLRDHUP of each
         self.now = clock()  # at the end of the last wait
 
-    def watch(self, fd: int, interest: int) -> int:
+    def watch(self, fd: int, interest: int, once: bool = True) -> int:
         """Begin to watch *fd* for READ, WRITE, both, or (0) only for its end."""
-        self._epoll.register(fd, interest | _EDGE)
+        self._epoll.register(fd, interest | (_EDGE if once else select.EPOLLRDHUP))
         return 0
 
-    def change(self, fd: int, interest: int) -> int:
+    def change(self, fd: int, interest: int, once: bool = True) -> int:
         """Watch *fd* for something else from now on."""
-        self._epoll.modify(fd, interest | _EDGE)
+        self._epoll.modify(fd, interest | (_EDGE if once else select.EPOLLRDHUP))
         return 0
 
     def forget(self, fd: int) -> int:
@@ -169,6 +169,15 @@ def send_bytes(fd: int, data: bytes) -> int:
         return os.write(fd, data)  # Python ignores SIGPIPE: EPIPE is an error code
     except OSError as error:
         return -(error.errno or errno.EIO)
+
+
+def end(fd: int) -> int:
+    """Close a descriptor; return 0 or -errno."""
+    try:
+        os.close(fd)
+    except OSError as error:
+        return -(error.errno or errno.EIO)
+    return 0
 
 
 def clock() -> int:

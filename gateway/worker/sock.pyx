@@ -177,23 +177,23 @@ cdef class Poller:
         free(self.ready_fds)
         free(self.ready_events)
 
-    cdef int control(self, int operation, int fd, int interest) except -1:
+    cdef int control(self, int operation, int fd, int interest, bint once) except -1:
         cdef epoll_event event
         # Edge-triggered: an event is a change, so that the kernel does not look at each socket twice.
-        event.events = interest | EPOLLRDHUP | EPOLLET
+        event.events = interest | EPOLLRDHUP | (EPOLLET if once else 0)
         event.data.fd = fd
         if epoll_ctl(self.fd, operation, fd, &event) < 0:
             raise OSError(errno, "epoll_ctl")
         return 0
 
-    cpdef int watch(self, int fd, int interest) except -1:
-        return self.control(EPOLL_CTL_ADD, fd, interest)
+    cpdef int watch(self, int fd, int interest, bint once=True) except -1:
+        return self.control(EPOLL_CTL_ADD, fd, interest, once)
 
-    cpdef int change(self, int fd, int interest) except -1:
-        return self.control(EPOLL_CTL_MOD, fd, interest)
+    cpdef int change(self, int fd, int interest, bint once=True) except -1:
+        return self.control(EPOLL_CTL_MOD, fd, interest, once)
 
     cpdef int forget(self, int fd) except -1:
-        return self.control(EPOLL_CTL_DEL, fd, 0)
+        return self.control(EPOLL_CTL_DEL, fd, 0, True)
 
     cpdef int wait(self, int timeout_ms) except -1:
         cdef int count, at
@@ -228,6 +228,10 @@ cpdef Py_ssize_t send_bytes(int fd, bytes data) noexcept:
             return count
         if errno != EINTR:
             return -errno
+
+
+cpdef int end(int fd) noexcept:
+    return -errno if close(fd) < 0 else 0
 
 
 cpdef long long clock() noexcept:

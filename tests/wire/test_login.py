@@ -43,7 +43,7 @@ def server(
     password: str | None = "pencil", keys: scram.Keys | None = None, binding: bytes = b"", encrypted: bool = True
 ) -> ServerLogin:
     """The side of the gateway that a server meets."""
-    client_key, server_key = keys or (None, None)
+    client_key, server_key = keys[:2] if keys else (None, None)
     return ServerLogin(
         "app",
         password,

@@ -59,7 +59,7 @@ def test_client_with_another_password_is_not_admitted():
 def test_client_key_learnt_logs_in_to_a_server_with_the_same_secret():
     client, server, challenge = challenged()
     server.final(client.final(challenge, "pencil", {}))
-    learnt = scram.Keys(server.client_key, STORED.server_key)
+    learnt = scram.keys_of(server.client_key, STORED.server_key)
     client, server, challenge = challenged()
     assert server.final(client.final(challenge, learnt, {})) is not None
 

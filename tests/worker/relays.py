@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import socket
 from contextlib import suppress
-from typing import Any, cast
 
 from gateway.wire import messages
 from gateway.wire.parameters import Parameters
+from gateway.worker.clients import Clients
 from gateway.worker.endpoint import CLIENT_IDLE, Client, Endpoint, Server
+from gateway.worker.front import Front
 from gateway.worker.link import Link
 from gateway.worker.pool import Pool
 from gateway.worker.reactor import Reactor
@@ -21,19 +22,22 @@ from tests.worker.sessions import Session
 from tests.worker.worlds import idle_server, make_pool
 
 
-class Front:
+class Replies(Clients):
+    """Whoever is told something takes it."""
+
+    def __init__(self) -> None:
+        pass
+
+    def reply(self, client: Client, data: bytes) -> int:
+        assert send_bytes(client.fd, data) == len(data)
+        return 0
+
+
+class Quiet(Front):
     """What the link asks of the front, as far as it is not the subject."""
 
     def __init__(self) -> None:
-        self.clients = self
-        self.link = cast(Link, None)
-
-    def reply(self, client: Client, data: bytes) -> None:
-        assert send_bytes(client.fd, data) == len(data)
-
-    def flush_fakes(self, client: Client, server: Server) -> None:
-        while server.cycle.fake_is_next():
-            self.reply(client, self.link.fake(server.cycle))
+        self.clients = Replies()
 
     def server_error(self, server: Server, message: bytes) -> bytes | None:
         if messages.error_fields(message[5:])["sqlstate"] == "0A000":
@@ -65,9 +69,9 @@ class Relay:
     """Clients and servers of one pool, and the link between them."""
 
     def __init__(self, clients: int = 1, servers: int = 1, capacity: int = 100) -> None:
-        self.front = Front()
+        self.front = Quiet()
         self.reactor = Reactor()
-        self.link = self.front.link = Link(self.reactor, cast(Any, self.front), 1 << 16, 1 << 30, capacity)
+        self.link = self.front.link = Link(self.reactor, self.front, 1 << 16, 1 << 30, capacity)
         self.pool = make_pool()
         parameters = Parameters.of({})
         self.servers = [idle_server(self.pool, id=number) for number in range(servers)]
