@@ -1,6 +1,7 @@
 cimport cython
 
 from gateway.wire cimport scram
+from gateway.wire.messages cimport authentication_sasl_continue, authentication_sasl_final
 
 cdef int _START
 cdef int _PASSWORD
@@ -18,6 +19,7 @@ cdef class ClientLogin:
     cdef bytes _nonce
     cdef bytes _salt
     cdef dict _cache
+    cdef dict _known
     cdef int _iterations
     cdef bytes _binding
     cdef scram.Server _exchange
@@ -29,5 +31,6 @@ cdef class ClientLogin:
     cpdef bytes start(self)
     @cython.locals(step=int)
     cpdef bytes receive(self, int type_, bytes body)
+    cdef scram.StoredKeys _stored_keys(self)
     cdef bytes _begin_exchange(self, bytes body)
     cdef bytes _continue_exchange(self, bytes body)

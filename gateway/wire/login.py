@@ -18,7 +18,7 @@ from typing import Final
 
 from gateway import errors
 from gateway.wire import messages, scram
-from gateway.wire.messages import PASSWORD_MESSAGE
+from gateway.wire.messages import PASSWORD_MESSAGE, authentication_sasl_continue, authentication_sasl_final
 from gateway.wire.userlist import Secret, SecretKind
 
 MAX_PASSWORD_SIZE: Final = 65_535  # PG_MAX_AUTH_TOKEN_LENGTH in auth.h
@@ -76,13 +76,15 @@ class ClientLogin:
         nonce: bytes,
         salt: bytes,
         cache: scram.Cache,
+        known: dict[str, scram.StoredKeys] | None = None,
         iterations: int = 4096,
         channel_binding: bytes = b"",
     ) -> None:
         """Prepare to admit a user, whose secret is None when the user or the password is not known.
 
         The mock_key is any secret, lasting and the same in all processes, that makes unknown users look known. The
-        nonce is 18 random bytes, the salt of MD5 is 4. The channel_binding is the tls-server-end-point of our
+        nonce is 18 random bytes, the salt of MD5 is 4. What was made of users' passwords is in known, and is added to
+        it: the caller clears it when passwords change. The channel_binding is the tls-server-end-point of our
         certificate (RFC 5929), which offers SCRAM-SHA-256-PLUS.
         """
         # An empty secret means that the user has no password; SCRAM must not take it for the empty password.
@@ -95,6 +97,7 @@ class ClientLogin:
         self._nonce = nonce
         self._salt = salt
         self._cache = cache
+        self._known = {} if known is None else known
         self._iterations = iterations
         self._binding = channel_binding
         self._exchange: scram.Server = None  # type: ignore[assignment]  # from SASL_FIRST on
@@ -167,9 +170,12 @@ class ClientLogin:
             return scram.mock(self._user, self._mock_key, self._iterations)
         if secret.stored is not None:
             return secret.stored
-        salt = scram.salt_for(self._user, self._mock_key)
-        keys = scram.derive_once(secret.text, salt, self._iterations, self._cache)
-        return scram.store(keys, salt, self._iterations)
+        stored = self._known.get(self._user)
+        if stored is None:
+            salt = scram.salt_for(self._user, self._mock_key)
+            keys = scram.derive_once(secret.text, salt, self._iterations, self._cache)
+            stored = self._known[self._user] = scram.store(keys, salt, self._iterations)
+        return stored
 
     def _begin_exchange(self, body: bytes) -> bytes:
         mechanism, terminated, rest = body.partition(b"\0")
@@ -185,7 +191,7 @@ class ClientLogin:
         nonce = b2a_base64(self._nonce, newline=False)
         self._exchange = scram.Server(self._stored_keys(), nonce, plus, self._binding)
         self._step = _SASL_FIRST
-        return self._continue_exchange(rest[4:]) if size >= 0 else messages.authentication_sasl_continue(b"")
+        return self._continue_exchange(rest[4:]) if size >= 0 else authentication_sasl_continue(b"")
 
     def _continue_exchange(self, body: bytes) -> bytes:
         if len(body) > scram.MAX_MESSAGE_SIZE:
@@ -193,13 +199,13 @@ class ClientLogin:
         if self._step == _SASL_FIRST:
             challenge = self._exchange.first(body)
             self._step = _SASL_FINAL
-            return messages.authentication_sasl_continue(challenge)
+            return authentication_sasl_continue(challenge)
         answer = self._exchange.final(body)
         if answer is None:
             raise errors.INVALID_PASSWORD(user=self._user)
         self.client_key = self._exchange.client_key
         self.done = True
-        return messages.authentication_sasl_final(answer)
+        return authentication_sasl_final(answer)
 
 
 class ServerLogin:

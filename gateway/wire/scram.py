@@ -11,7 +11,6 @@ Manual: "SASL Authentication"; RFC 5802, 7677, 4013; source: auth-scram.c, fe-au
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import hmac
 import stringprep
@@ -43,13 +42,49 @@ class Keys(NamedTuple):
     stored_key: bytes
 
 
-class StoredKeys(NamedTuple):
+class Hmac:
+    """HMAC-SHA-256 with a key of at most 64 bytes that comes again: half the time of hmac.digest, 4 us less for each."""
+
+    def __init__(self, key: bytes) -> None:
+        block = key.ljust(64, b"\0")
+        self._inner, self._outer = hashlib.sha256(block.translate(_INNER)), hashlib.sha256(block.translate(_OUTER))
+
+    def digest(self, message: bytes) -> bytes:
+        """Return the code of a message."""
+        inner, outer = self._inner.copy(), self._outer.copy()
+        inner.update(message)
+        outer.update(inner.digest())
+        return outer.digest()
+
+
+class StoredKeys:
     """What is stored of a password: enough to verify a client, not to be one."""
 
-    iterations: int
-    salt: bytes
-    stored_key: bytes
-    server_key: bytes
+    def __init__(self, iterations: int, salt: bytes, stored_key: bytes, server_key: bytes) -> None:
+        self.iterations = iterations
+        self.salt = salt
+        self.stored_key = stored_key
+        self.server_key = server_key
+        # What each login with them needs, made for the first one.
+        self.cost = b""
+        self.stored_hmac: Hmac = None  # type: ignore[assignment]
+        self.server_hmac: Hmac = None  # type: ignore[assignment]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, StoredKeys) and (self.iterations, self.salt, self.stored_key, self.server_key) == (
+            other.iterations,
+            other.salt,
+            other.stored_key,
+            other.server_key,
+        )
+
+    def __hash__(self) -> int:
+        return hash(self.stored_key)
+
+    def prepare(self) -> None:
+        """Make what a login needs of them."""
+        self.cost = b",s=%b,i=%d" % (_encode(self.salt), self.iterations)
+        self.stored_hmac, self.server_hmac = Hmac(self.stored_key), Hmac(self.server_key)
 
 
 Cache = dict[tuple[str, bytes, int], Keys]
@@ -88,7 +123,6 @@ def store(keys: Keys, salt: bytes, iterations: int) -> StoredKeys:
     return StoredKeys(iterations, salt, keys.stored_key, keys.server_key)
 
 
-@functools.lru_cache(maxsize=4096)
 def salt_for(user: str, mock_key: bytes) -> bytes:
     """Return the salt shown for a user without stored keys: always the same one, as if it were stored."""
     return hmac.digest(mock_key, user.encode("utf-8", "surrogateescape"), "sha256")[:_SALT_SIZE]
@@ -170,6 +204,8 @@ class Server:
 
     def __init__(self, stored: StoredKeys, nonce: bytes, plus: bool = False, channel_binding: bytes = b"") -> None:
         """Set plus when the client chose SCRAM-SHA-256-PLUS; channel_binding is not empty when it was offered."""
+        if not stored.cost:
+            stored.prepare()
         self._stored = stored
         self._nonce = nonce
         self._plus = plus
@@ -196,7 +232,7 @@ class Server:
         self._header = flag + b",,"
         self._bare = bare
         self._nonce = nonce + self._nonce
-        self._first = b"%b,s=%b,i=%d" % (self._nonce, _encode(self._stored.salt), self._stored.iterations)
+        self._first = self._nonce + self._stored.cost
         return self._first
 
     def final(self, message: bytes) -> bytes | None:
@@ -215,11 +251,11 @@ class Server:
         if nonce != self._nonce:
             raise errors.SCRAM_RESPONSE(detail="Nonce does not match.")
         auth_message = b"%b,%b,%b" % (self._bare, self._first, unproven)
-        client_key = _xor(proof, _hmac(self._stored.stored_key, auth_message))
+        client_key = _xor(proof, self._stored.stored_hmac.digest(auth_message))
         if not hmac.compare_digest(hashlib.sha256(client_key).digest(), self._stored.stored_key):
             return None
         self.client_key = client_key
-        return b"v=" + _encode(_hmac(self._stored.server_key, auth_message))
+        return b"v=" + _encode(self._stored.server_hmac.digest(auth_message))
 
     def _check_binding(self, flag: bytes) -> None:
         if flag.startswith(b"p="):
@@ -278,8 +314,8 @@ class Client:
         keys = derive_once(secret, salt, count, cache) if isinstance(secret, str) else secret
         unproven = b"c=%b,%b" % (_encode(self._header + self._binding), nonce)
         auth_message = b"%b,%b,%b" % (self._bare, message, unproven)
-        proof = _xor(keys.client_key, _hmac(keys.stored_key, auth_message))
-        self._server_signature = _hmac(keys.server_key, auth_message)
+        proof = _xor(keys.client_key, Hmac(keys.stored_key).digest(auth_message))
+        self._server_signature = Hmac(keys.server_key).digest(auth_message)
         return b"%b,p=%b" % (unproven, _encode(proof))
 
     def verify(self, message: bytes) -> None:
@@ -287,21 +323,6 @@ class Client:
         expected = b"v=" + _encode(self._server_signature)
         if not self._server_signature or not hmac.compare_digest(message.partition(b",")[0], expected):
             raise errors.SERVER_UNPROVEN(reason="incorrect server signature")
-
-
-@functools.lru_cache(maxsize=4096)
-def _keyed(key: bytes) -> tuple[hashlib._Hash, hashlib._Hash]:
-    block = key.ljust(64, b"\0")
-    return hashlib.sha256(block.translate(_INNER)), hashlib.sha256(block.translate(_OUTER))
-
-
-def _hmac(key: bytes, message: bytes) -> bytes:
-    # For keys of at most 64 bytes that come again at the next login: half the time of hmac.digest, 4 us less for each.
-    inner, outer = _keyed(key)
-    inner, outer = inner.copy(), outer.copy()
-    inner.update(message)
-    outer.update(inner.digest())
-    return outer.digest()
 
 
 def _refuse_empty(message: bytes) -> None:

@@ -28,6 +28,7 @@ cdef class Route:
     cdef public bytes negotiation
     cdef public bint has_long_keys
     cdef public bint replication
+    cdef public bint is_learnt
 
 @cython.final
 cdef class Login:
@@ -41,6 +42,7 @@ cdef class Login:
 cdef class Admission:
     cdef public Front front
     cdef public dict cache
+    cdef public dict known
     cdef public object settings
     cdef public object console
     cdef public object method

@@ -22,7 +22,7 @@ from gateway.wire import messages, startup
 from gateway.wire.login import ClientLogin, Method
 from gateway.wire.messages import BACKEND_KEY_DATA, AuthenticationOk
 from gateway.wire.parameters import Parameters, canonical
-from gateway.wire.scram import Cache
+from gateway.wire.scram import Cache, StoredKeys
 from gateway.wire.startup import HEADER_SIZE, TLS_HANDSHAKE, CancelRequest, SSLRequest, StartupMessage
 from gateway.wire.userlist import Secret
 from gateway.worker.endpoint import CLIENT_CONSOLE, CLIENT_IDLE, CLIENT_LOGIN, Client
@@ -50,6 +50,7 @@ class Route:
         self.negotiation = packet.negotiation
         self.has_long_keys = packet.protocol == messages.PROTOCOL_3_2
         self.replication = bool(packet.replication)
+        self.is_learnt = False  # has a login shown how to log in to the server?
         self.pool: Pool = None  # type: ignore[assignment]  # from the first client on that has proven who it is
         self.shares: tuple[Share, ...] = ()  # of the limits that its clients count against
         self.reported: Parameters | None = None  # the pool's welcome that the next two were made from
@@ -86,6 +87,7 @@ class Admission:
         self.secret = configure.secret
         users = configure.users
         self.users = None if users is None else {user: Secret.of(text) for user, text in users.items()}
+        self.known: dict[str, StoredKeys] = {}  # by user, of those whose password is stored as it is
         self.ignored = frozenset(self.settings.ignore_startup_parameters)
         self.routes: dict[bytes, Route] = {}
 
@@ -176,6 +178,7 @@ class Admission:
             nonce=self.random(18),
             salt=self.random(4),
             cache=self.cache,
+            known=self.known,
             iterations=self.settings.auth.scram_iterations,
         )
         return self.front.clients.reply(client, login.exchange.start())
@@ -213,7 +216,8 @@ class Admission:
             route.shares = self.front.pools.client_shares(pool, route.startup.user)
         if client.shares is None and not self.front.clients.count_in(client, route):  # raises 53300
             return 0
-        if login.exchange is not None:
+        if login.exchange is not None and not route.is_learnt:
+            route.is_learnt = True
             self.front.servers.learn(route.pool, route.user, login.exchange)
         if route.replication:
             client.replication = True
