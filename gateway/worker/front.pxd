@@ -2,6 +2,7 @@ from gateway.worker.admission cimport Admission
 from gateway.worker.clients cimport Clients
 from gateway.worker.endpoint cimport Client, Endpoint, Server
 from gateway.worker.link cimport Link
+from gateway.worker.pool cimport Pool
 from gateway.worker.reactor cimport Reactor
 from gateway.worker.sock cimport Buffer
 
@@ -25,6 +26,7 @@ cdef class Front:
     cdef public object settings
     cdef public list listeners
     cdef public int index
+    cdef public int workers
     cdef public bint draining
     cdef public bint demand_due
     cdef public long long drained_at
@@ -34,4 +36,6 @@ cdef class Front:
     cpdef Py_ssize_t client_bytes(self, Client client, Buffer buf) except -1
     cpdef int client_gone(self, Client client, int code) except -1
     cpdef int client_left(self, Client client, bint at_once) except -1
+    cpdef int grow(self, Pool pool) except -1
+    cpdef int demand(self) except -1
     cpdef bint adapt(self, Client client, Server server) except -1

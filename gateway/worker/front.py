@@ -65,6 +65,7 @@ from gateway.worker.sock import READ, WRITE, Buffer
 
 log = logging.getLogger("gateway.worker")
 
+_DEMAND_EVERY = SECOND // 100
 LONGEST = 0x3FFFFFFE  # of a message that PostgreSQL takes (PQ_LARGE_MESSAGE_LIMIT)
 
 
@@ -99,6 +100,7 @@ class Front:
     def configure(self, configure: Configure) -> None:
         """Take the settings, at the start and after each reload."""
         self.settings = configure.settings.front
+        self.workers = configure.workers
         self.clients.configure(configure)
         for pool in self.pools.configure(configure):
             self._moved(pool)
@@ -364,16 +366,18 @@ class Front:
         """A server is free, but not for clients."""
         self.servers.set_aside(server)
 
-    def grow(self, pool: Pool) -> None:
+    def grow(self, pool: Pool) -> int:
         """Launch a server for those who wait in a pool, if it may have one; make room where a shared limit is full."""
         now = self.reactor.now
         if pool.wants_server(now):
             self.servers.connect(pool)
         elif pool.connecting == 0:
-            spare = oldest_idle(iter(self.pools.by_key.values()), pool)
-            if spare is not None:
-                self.servers.close(spare, "its limit is needed elsewhere")
+            if pool.shares:
+                spare = oldest_idle(self.pools.by_key.values(), pool)
+                if spare is not None:
+                    self.servers.close(spare, "its limit is needed elsewhere")
             self.demand()
+        return 0
 
     def freed(self) -> None:
         """A server has gone: those who have waited longest for one may have another."""
@@ -381,14 +385,15 @@ class Front:
             self.grow(pool)
         self.demand()
 
-    def demand(self) -> None:
+    def demand(self) -> int:
         """Tell the supervisor what is wanted of the limits that hold over all workers, now and then."""
         self.demand_due = True
-        if self.pools.workers > 1 and self.reactor.now - self.demanded_at >= SECOND // 100:
+        if self.workers > 1 and self.reactor.now - self.demanded_at >= _DEMAND_EVERY:
             self.demanded_at = self.reactor.now
             self.demand_due = False
             for demand in self.pools.demands(self.clients.parked_for()):
                 self.channel.send(demand)
+        return 0
 
     def demand_now(self) -> None:
         """Tell the supervisor at once: an answer is waited for."""

@@ -286,8 +286,7 @@ class Link:
                 return None
             return server
         pool.enqueue(client, self.reactor.now)
-        if pool.connecting == 0 or pool.wants_server(self.reactor.now):
-            self.front.grow(pool)
+        self.front.grow(pool)
         return None
 
     def join(self, client: Client, server: Server) -> bool:

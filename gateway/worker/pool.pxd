@@ -7,6 +7,7 @@ cdef int SERVER_IDLE
 cdef int SERVER_ACTIVE
 cdef int SERVER_LOGIN
 cdef int SERVER_CANCELED
+cdef int MOST_CONNECTING
 
 @cython.final
 cdef class Share:
@@ -22,8 +23,8 @@ cdef class Pool:
     cdef public object address
     cdef public object welcome
     cdef public object reported
-    cdef public object share
-    cdef public object reserve
+    cdef public Share share
+    cdef public Share reserve
     cdef public tuple shares
     cdef public int mode
     cdef public bint rewrites
@@ -60,5 +61,6 @@ cdef class Pool:
     cpdef int enqueue(self, Client client, long long now) except -1
     @cython.locals(client=Client)
     cpdef Client next_waiting(self, long long now)
+    @cython.locals(share=Share, oldest=Client)
     cpdef bint has_room(self, long long now)
     cpdef bint wants_server(self, long long now)

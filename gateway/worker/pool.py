@@ -161,18 +161,15 @@ class Pool:
         """Count a server that is being connected."""
         self.servers.append(server)
         self.connecting += 1
-        spare = self.share.used >= self.share.limit
-        server.reserve = spare
-        (self.reserve if spare else self.share).used += 1
-        for share in self.shares:
+        server.reserve = self.share.used >= self.share.limit
+        for share in (self.reserve if server.reserve else self.share, *self.shares):
             share.used += 1
 
     def remove(self, server: Server, state: int, now: int) -> None:
         """Count a server no longer: PostgreSQL has ended its session."""
         self.move(server, state, now)
         self.servers.remove(server)
-        (self.reserve if server.reserve else self.share).used -= 1
-        for share in self.shares:
+        for share in (self.reserve if server.reserve else self.share, *self.shares):
             share.used -= 1
 
     def enqueue(self, client: Client, now: int) -> int:

@@ -9,7 +9,7 @@ Called by the front, by admission and by servers.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from gateway import errors
 from gateway.control import Configure, Demand, Limit, first_share
@@ -201,7 +201,7 @@ def waits_since(pool: Pool) -> int:
     return min(client.waiting_since for client in [*list(pool.newcomers)[:1], *list(pool.waiting)[:1]])
 
 
-def oldest_idle(pools: Iterator[Pool], limited: Pool) -> Server | None:
+def oldest_idle(pools: Iterable[Pool], limited: Pool) -> Server | None:
     """Return the server that has idled longest in a pool that shares an exhausted limit with *limited*."""
     full = [share for share in limited.shares if share.used >= share.limit]
     found: Server | None = None

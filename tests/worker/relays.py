@@ -44,8 +44,8 @@ class Quiet(Front):
             self.link.rewriter.generation += 1
         return own_names(server.client, message) if server.client is not None else None
 
-    def grow(self, pool: Pool) -> None:
-        pass
+    def grow(self, pool: Pool) -> int:
+        return 0
 
 
 class Peer:

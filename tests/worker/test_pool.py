@@ -23,7 +23,7 @@ from gateway.worker.endpoint import (
     Client,
     Server,
 )
-from gateway.worker.pool import MOST_CONNECTING, POOL_SESSION, POOL_TRANSACTION, SECOND, Action, Pool, Share, Verb
+from gateway.worker.pool import POOL_SESSION, POOL_TRANSACTION, SECOND, Action, Pool, Share, Verb
 from tests.worker.worlds import ADDRESS, idle_server, launch, linked, make_pool, seconds, settings_of
 
 
@@ -134,7 +134,7 @@ def test_server_is_wanted_for_each_that_waits_up_to_the_connects_at_once():
     assert not pool.wants_server(0)
     for number in range(5):
         waiting(pool)
-        assert pool.wants_server(0) == (number < MOST_CONNECTING)
+        assert pool.wants_server(0) == (number < 2)
         if pool.wants_server(0):
             launch(pool)
     pool.move(pool.servers[0], SERVER_ACTIVE, 0)
