@@ -15,6 +15,8 @@ cdef int WRITE
 cdef int CHUNK
 cdef int STREAM
 cdef int SMALL
+cdef int SPARE_SIZE
+cdef int SPARES
 cdef int BIND
 cdef int CLOSE
 cdef int COPY_DATA
@@ -62,6 +64,7 @@ cdef class Link:
     cdef public Buffer scratch
     cdef public Buffer assembly
     cdef public Rewriter rewriter
+    cdef public list spares
     cdef public Py_ssize_t high_water
     cdef public Py_ssize_t max_packet
 

@@ -12,7 +12,7 @@ of a message is the front's. See "Message Flow" in PostgreSQL's protocol chapter
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gateway.wire.cycle import Cycle
 from gateway.wire.messages import (
@@ -72,6 +72,8 @@ if TYPE_CHECKING:
 
 CHUNK = 65536  # bytes read at once
 STREAM = 16384  # bytes of an unfinished message from which on it is passed on in parts
+SPARE_SIZE = 512  # bytes of a fresh inbox: most queries that wait for a server fit
+SPARES = 64  # inboxes that are kept for the next who waits
 SMALL = 10000  # the longest message of a kind that has no data in it, as PostgreSQL limits it
 
 
@@ -83,6 +85,7 @@ class Link:
         self.front = front
         self.scratch = Buffer(2 * CHUNK)  # what is being received
         self.assembly = Buffer(CHUNK)  # what is being sent, where it differs
+        self.spares: list[Any] = []  # inboxes of nobody
         self.rewriter = Rewriter(self.assembly, capacity)
         self.high_water = high_water  # bytes kept for a slow reader, from which on its source is not read
         self.max_packet = max_packet  # the longest message of a client
@@ -529,12 +532,16 @@ class Link:
 
     def keep(self, endpoint: Endpoint, buf: Buffer, pos: int) -> int:
         """Keep buf[pos:end] as the endpoint's inbox, or nothing where nothing is left."""
+        inbox = endpoint.inbox
         if pos >= buf.end or endpoint.fd < 0:
             endpoint.inbox = None
-        elif endpoint.inbox is buf:
+            if inbox is not None and inbox.size == SPARE_SIZE and len(self.spares) < SPARES:
+                inbox.start = inbox.end = 0
+                self.spares.append(inbox)
+        elif inbox is buf:
             buf.start = pos
         else:
-            inbox = Buffer(max(buf.end - pos, 256))
+            inbox = self.spares.pop() if self.spares else Buffer(SPARE_SIZE)
             inbox.append(buf, pos, buf.end)
             endpoint.inbox = inbox
         return 0
