@@ -27,6 +27,7 @@ cdef int OWES_COPY_END
 cdef int KIND
 cdef int LOST_PARSE
 cdef int LOST_REQUEST
+cdef int MUTE
 cdef int SKIP
 cdef int FAKE
 cdef int CHANGE
@@ -56,6 +57,7 @@ cdef class Cycle:
     cpdef Py_ssize_t owed(self) noexcept
     cpdef bint fake_is_next(self) noexcept
     cpdef bint skip_is_next(self) noexcept
+    cpdef bint is_muted(self) noexcept
     @cython.locals(kind=int)
     cpdef int request(self, int entry) except -1
     @cython.locals(entry=int, at=Py_ssize_t, number=Py_ssize_t, found=bint)
@@ -65,6 +67,7 @@ cdef class Cycle:
     cpdef int answer(self, int kind) except -1
     @cython.locals(entry=int)
     cdef int pop(self) except -1
+    @cython.locals(entry=int, ours=bint)
     cdef int fail(self) except -1
     cdef int enter_copy_in(self) except -1
     cdef int drop_markers(self) except -1

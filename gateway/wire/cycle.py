@@ -40,6 +40,7 @@ from gateway.wire.owed import (
     KIND,
     LOST_PARSE,
     LOST_REQUEST,
+    MUTE,
     OWES_BIND,
     OWES_CLOSE,
     OWES_COPY_END,
@@ -109,6 +110,10 @@ class Cycle:
     def skip_is_next(self) -> bool:
         """Is the next answer due one that nobody is to see?"""
         return self.head != self.tail and (self.ring[self.head & self.mask] & SKIP) != 0
+
+    def is_muted(self) -> bool:
+        """Is an error, if it comes next, one that nobody is to see?"""
+        return self.head != self.tail and (self.ring[self.head & self.mask] & MUTE) != 0
 
     def unanswered(self) -> list[int]:
         """Return the kinds of the client's own requests that are not answered yet, in their order."""
@@ -214,6 +219,8 @@ class Cycle:
                 self.fail()
             elif asked != OWES_SYNC:
                 self.copy = 0
+                if entry & MUTE:
+                    verdict = SKIP
                 if entry & CHANGE:
                     self.ring[self.head & self.mask] = entry & ~CHANGE
                     self.changes.popleft().undo()
@@ -251,10 +258,13 @@ class Cycle:
     def fail(self) -> int:
         """Drop what the server will skip; undo from the newest to the oldest, for one builds on another."""
         doomed = []
+        ours = (self.ring[self.head & self.mask] & SKIP) != 0
         self.copy = 0
         while self.head != self.tail:
             entry = self.ring[self.head & self.mask]
             if (entry & KIND) == OWES_SYNC:
+                if ours and entry & SKIP and self.head + 1 != self.tail:  # a group of ours, for the request behind it
+                    self.ring[(self.head + 1) & self.mask] |= MUTE
                 break
             self.head += 1
             self.lost |= LOST_PARSE if entry == OWES_PARSE else LOST_REQUEST

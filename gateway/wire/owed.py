@@ -17,6 +17,7 @@ KIND = 0x0F
 SKIP = 0x10
 FAKE = 0x20
 CHANGE = 0x40
+MUTE = 0x80  # a request of ours that it stands on has failed, and told so: its own error is for nobody
 
 FORWARD = 0  # the other verdict is SKIP
 

@@ -293,7 +293,7 @@ class Front:
             server.last_words = message
             return b""
         if server.client is not None and b'"gateway_' in message:
-            return own_names(server.client, message)
+            return own_names(server.client, server, message)
         return None
 
     def parameter_status(self, server: Server, body: bytes, silent: bool) -> None:

@@ -368,7 +368,7 @@ class Link:
                         self.rewriter.dropped_all(client, server)
                 elif kind == PARAMETER_STATUS:
                     self.front.parameter_status(server, buf.slice(pos + 5, pos + size), verdict == SKIP)
-                elif kind == ERROR_RESPONSE and whole:
+                elif kind == ERROR_RESPONSE and whole and not cycle.is_muted():
                     other = self.front.server_error(server, buf.slice(pos, pos + size))
                     if other is not None:
                         self.spill(buf, run, pos)

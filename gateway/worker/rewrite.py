@@ -137,11 +137,8 @@ class Rewriter:
                 run = pos
                 self.ensure_unnamed(client, server)
         else:
-            statement = None  # for PostgreSQL to refuse, unless the client has given the name
-            if client.statements is not None:
-                statement = client.statements.get(buf.slice(portal_end + 1, name_end))
-            if server.cycle.boundaries and server.cycle.is_unsettled(buf.slice(portal_end + 1, name_end), statement):
-                client.stalled = True
+            statement = self._named(client, server, buf.slice(portal_end + 1, name_end))
+            if client.stalled:
                 return -1 - run
             if statement is not None:
                 self._spill(buf, run, pos)
@@ -153,6 +150,12 @@ class Rewriter:
                 run = name_end
         server.cycle.request(OWES_BIND)
         return run
+
+    def _named(self, client: Client, server: Server, name: bytes) -> Statement | None:
+        """Return the client's statement, None where PostgreSQL is to refuse the name; stall it while that is in doubt."""
+        statement = client.statements.get(name) if client.statements is not None else None
+        client.stalled = server.cycle.boundaries > 0 and server.cycle.is_unsettled(name, statement)
+        return statement
 
     def describe_or_close(
         self, client: Client, server: Server, buf: Buffer, run: int, pos: int, size: int, kind: int
@@ -171,11 +174,8 @@ class Rewriter:
                     run = pos
                     self.ensure_unnamed(client, server)
             elif name_end > 0:
-                statement = None
-                if client.statements is not None:
-                    statement = client.statements.get(buf.slice(pos + 6, name_end))
-                if server.cycle.boundaries and server.cycle.is_unsettled(buf.slice(pos + 6, name_end), statement):
-                    client.stalled = True
+                statement = self._named(client, server, buf.slice(pos + 6, name_end))
+                if client.stalled:
                     return -1 - run
                 if statement is not None:
                     self._spill(buf, run, pos)
@@ -324,8 +324,9 @@ def may_mention(first: int) -> bool:
     return (first | 0x20) in (0x64, 0x65) or first <= 0x20 or first in (0x2D, 0x2F, 0x3B)
 
 
-def own_names(client: Client, message: bytes) -> bytes:
-    """Return an ErrorResponse in which the client's own names stand for ours."""
-    names = {statement.name: name for name, statement in (client.statements or {}).items()}
+def own_names(client: Client, server: Server, message: bytes) -> bytes:
+    """Return an ErrorResponse in which the client's own names stand for ours, those that it is giving up included."""
+    names = {change.statement.name: change.name for change in server.cycle.changes if change.statement and change.name}
+    names |= {statement.name: name for name, statement in (client.statements or {}).items()}
     body = re.sub(rb'"(gateway_\d+)"', lambda found: b'"%b"' % names.get(found[1], found[1]), message[5:])
     return message[:1] + (len(body) + 4).to_bytes(4, "big") + body

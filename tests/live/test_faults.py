@@ -41,6 +41,21 @@ def test_server_terminated_while_idle_is_not_noticed(pooler, gateway, database):
             terminate_backends(database)
 
 
+@pytest.mark.parametrize("block", ["", "begin"], ids=["alone", "in a block"])
+def test_sql_execute_of_a_statement_that_cannot_be_prepared_again_gets_one_error(gateway, database, block):
+    database.execute("create table doomed (id int)")
+    with login(gateway(server_check_delay=0.0).port) as client:
+        client.ask(parse("select id from doomed", "a") + sync())
+        terminate_backends(database)
+        database.execute("drop table doomed")
+        if block:
+            client.ask(query(block))
+        answer = client.ask(query("execute a"))
+        assert types(answer) == "EZ"
+        assert error(answer)["C"] == "42P01"
+        assert types(client.ask(query("rollback")))[-1] == "Z"
+
+
 def test_all_servers_terminated_while_many_clients_idle_nobody_notices(pooler, gateway, database):
     relay = gateway(default_pool_size=5)
     clients = [login(relay.port) for _ in range(20)]

@@ -42,7 +42,7 @@ class Quiet(Front):
     def server_error(self, server: Server, message: bytes) -> bytes | None:
         if messages.error_fields(message[5:])["sqlstate"] == "0A000":
             self.link.rewriter.generation += 1
-        return own_names(server.client, message) if server.client is not None else None
+        return own_names(server.client, server, message) if server.client is not None else None
 
     def grow(self, pool: Pool) -> int:
         return 0

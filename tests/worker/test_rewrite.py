@@ -438,8 +438,17 @@ def test_error_about_a_statement_names_the_client_s(relay):
     out(relay, client, parse("my own", "select 1") + Sync)
     error = messages.error_response({"message": 'no "gateway_1", "gateway_2", "gateway_1"'})
     expected = messages.error_response({"message": 'no "my own", "gateway_2", "my own"'})
-    assert own_names(client, error) == expected
-    assert own_names(relay.clients[1], error) == error
+    assert own_names(client, relay.servers[0], error) == expected
+    assert own_names(relay.clients[1], relay.servers[0], error) == error
+
+
+def test_error_about_a_statement_under_deallocation_names_the_client_s(relay):
+    client, _ = relay.clients
+    out(relay, client, parse("my own", "select 1") + Sync)
+    relay.send(client, query('deallocate "my own"'))
+    error = messages.error_response({"message": '"gateway_1" is gone'})
+    assert b'"my own" is gone' in own_names(client, relay.servers[0], error)
+    relay.settle()
 
 
 TEXTS = st.sampled_from(["select 1", "select 2", "bad"])
