@@ -24,9 +24,6 @@ FOLDER: Final = Path(__file__).parent
 
 WITHOUT_EFFECT: Final = frozenset(
     (
-        "front.track_extra_parameters",
-        "front.application_name_add_host",
-        "front.read_buffer_size",
         "cluster.NAME.consistency",
         "cluster.NAME.max_lag",
         "cluster.NAME.node.weight",

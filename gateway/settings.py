@@ -218,10 +218,6 @@ class Front(Struct, frozen=True, kw_only=True):
     ignore_startup_parameters: Annotated[
         tuple[Name, ...], about("Startup parameters that are dropped instead of refused")
     ] = ()
-    track_extra_parameters: Annotated[
-        tuple[Name, ...], about("Parameters to keep per client beside those that the server reports", reloadable=False)
-    ] = ()
-    application_name_add_host: Annotated[bool, about("Append the client's address to its application_name")] = False
 
     server_lifetime: Annotated[Seconds, about("Age at which an unused server connection is closed")] = 3600.0
     server_idle_timeout: Annotated[Seconds, about("Idle time after which a server connection is closed")] = 600.0

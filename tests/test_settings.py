@@ -76,7 +76,6 @@ def test_parameters_that_need_a_restart_are_those_of_sockets_and_processes():
         "unix_port",
         "unix_socket_mode",
         "workers",
-        "track_extra_parameters",
         "read_buffer_size",
     }
 

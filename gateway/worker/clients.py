@@ -238,7 +238,7 @@ class Clients:
             self.dismiss(oldest, errors.CLIENT_LOGIN_TIMEOUT())
         if self.parked:
             self.unpark(now - _PARKING_TIME)
-        for pool in self.front.pools.by_key.values():
+        for pool in self.front.pools.all:
             limit = int(pool.settings.client_idle_timeout * SECOND)
             if limit:
                 for client in list(self.by_id.values()):

@@ -87,7 +87,14 @@ class Front:
         self.servers = Servers(self, configure)
         self.canceler = Canceler(self)
         front = configure.settings.front
-        self.link = Link(reactor, self, front.high_water_mark, front.max_packet_size, front.max_prepared_statements)
+        self.link = Link(
+            reactor,
+            self,
+            front.high_water_mark,
+            front.max_packet_size,
+            front.max_prepared_statements,
+            front.read_buffer_size,
+        )
         self.listeners = [Endpoint(fd, LISTENER, 0) for fd in listeners]
         self.configure(configure)
 
@@ -141,7 +148,7 @@ class Front:
             case View():
                 for pool in self.pools.see(record.view):
                     self._moved(pool)
-                for pool in self.pools.by_key.values():
+                for pool in self.pools.all:
                     if pool.waiting or pool.newcomers:
                         self.grow(pool)
             case Grant():
@@ -373,7 +380,7 @@ class Front:
             self.servers.connect(pool)
         elif pool.connecting == 0:
             if pool.shares:
-                spare = oldest_idle(self.pools.by_key.values(), pool)
+                spare = oldest_idle(self.pools.all, pool)
                 if spare is not None:
                     self.servers.close(spare, "its limit is needed elsewhere")
             self.demand()
@@ -404,7 +411,7 @@ class Front:
 
     def sweep(self, now: int) -> None:
         """Do what time has made due."""
-        for pool in list(self.pools.by_key.values()):
+        for pool in self.pools.sweep():
             for action in pool.sweep(now):
                 self._act(pool, action.verb, action.who, action.why)
         for server in self.pools.victims(now):

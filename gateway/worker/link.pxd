@@ -12,7 +12,6 @@ from gateway.worker.sock cimport Buffer
 cdef int AGAIN
 cdef int READ
 cdef int WRITE
-cdef int CHUNK
 cdef int STREAM
 cdef int SMALL
 cdef int SPARE_SIZE
@@ -67,6 +66,7 @@ cdef class Link:
     cdef public list spares
     cdef public Py_ssize_t high_water
     cdef public Py_ssize_t max_packet
+    cdef public Py_ssize_t chunk
 
     @cython.locals(buf=Buffer, count=Py_ssize_t, pool=Pool)
     cpdef int client_readable(self, Client client) except -1

@@ -70,7 +70,6 @@ if TYPE_CHECKING:
     from gateway.worker.front import Front
     from gateway.worker.reactor import Reactor
 
-CHUNK = 65536  # bytes read at once
 STREAM = 16384  # bytes of an unfinished message from which on it is passed on in parts
 SPARE_SIZE = 512  # bytes of a fresh inbox: most queries that wait for a server fit
 SPARES = 64  # inboxes that are kept for the next who waits
@@ -80,11 +79,14 @@ SMALL = 10000  # the longest message of a kind that has no data in it, as Postgr
 class Link:
     """Passes messages between clients and servers."""
 
-    def __init__(self, reactor: Reactor, front: Front, high_water: int, max_packet: int, capacity: int) -> None:
+    def __init__(
+        self, reactor: Reactor, front: Front, high_water: int, max_packet: int, capacity: int, chunk: int = 65536
+    ) -> None:
         self.reactor = reactor
         self.front = front
-        self.scratch = Buffer(2 * CHUNK)  # what is being received
-        self.assembly = Buffer(CHUNK)  # what is being sent, where it differs
+        self.chunk = chunk  # bytes read at once
+        self.scratch = Buffer(2 * chunk)  # what is being received
+        self.assembly = Buffer(chunk)  # what is being sent, where it differs
         self.spares: list[Any] = []  # inboxes of nobody
         self.rewriter = Rewriter(self.assembly, capacity)
         self.high_water = high_water  # bytes kept for a slow reader, from which on its source is not read
@@ -96,12 +98,12 @@ class Link:
         if buf is None:
             buf = self.scratch
             buf.start = buf.end = 0
-        count = buf.recv(client.fd, CHUNK)
+        count = buf.recv(client.fd, self.chunk)
         if count <= 0:
             if count != AGAIN:
                 self.front.client_gone(client, count)
             return 0
-        if count == CHUNK:
+        if count == self.chunk:
             self.reactor.again.append(client)
         if (client.state == CLIENT_ACTIVE or client.state == CLIENT_IDLE) and not client.stalled:
             pool = client.pool
@@ -312,12 +314,12 @@ class Link:
         if buf is None:
             buf = self.scratch
             buf.start = buf.end = 0
-        count = buf.recv(server.fd, CHUNK)
+        count = buf.recv(server.fd, self.chunk)
         if count <= 0:
             if count != AGAIN:
                 self.front.server_gone(server, count)
             return 0
-        if count == CHUNK:
+        if count == self.chunk:
             self.reactor.again.append(server)
         if server.client is not None and server.login is None:
             return self.from_server(server, buf)

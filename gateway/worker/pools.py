@@ -37,6 +37,7 @@ class Pools:
 
     def __init__(self, configure: Configure) -> None:
         self.by_key: dict[tuple[str, str], Pool] = {}
+        self.all: list[Pool] = []  # with those that another one has replaced since, as long as somebody is in them
         self.shares: dict[Limit, Share] = {}
         self.budgets: dict[Limit, int] = {}
         self.granted: dict[Limit, int] = {}
@@ -47,7 +48,7 @@ class Pools:
         """Take the settings; return the pools whose servers are not what they should be any more."""
         self.settings = configure.settings
         self.workers, self.index = configure.workers, configure.index
-        return [pool for pool in self.by_key.values() if self._reconfigure(pool)]
+        return [pool for pool in self.all if self._reconfigure(pool)]
 
     def _reconfigure(self, pool: Pool) -> bool:
         before, after = pool.settings, pool_settings(self.settings, pool.database, pool.settings.user)
@@ -74,8 +75,17 @@ class Pools:
         pool = self.by_key.get(key)
         if pool is None or pool.removed:
             pool = self.by_key[key] = Pool(settings, *self._limits(settings))
+            self.all.append(pool)
             self._place(pool)
         return pool
+
+    def sweep(self) -> list[Pool]:
+        """Forget the removed pools that nobody is in any more; return the others."""
+        for pool in [pool for pool in self.all if pool.removed and not (pool.clients or pool.servers)]:
+            self.all.remove(pool)
+            if self.by_key[pool.database, pool.settings.server_user] is pool:
+                del self.by_key[pool.database, pool.settings.server_user]
+        return list(self.all)
 
     def share(self, kind: str, budget: int, database: str = "", user: str = "") -> Share:
         """Return the share of a limit, of which *budget* is the whole (0: there is none)."""
@@ -116,7 +126,7 @@ class Pools:
     def see(self, view: ClusterView) -> list[Pool]:
         """Take a view; return the pools whose node is another one or elsewhere now."""
         self.views[view.name] = view
-        return [pool for pool in self.by_key.values() if pool.settings.cluster == view.name and self._place(pool)]
+        return [pool for pool in self.all if pool.settings.cluster == view.name and self._place(pool)]
 
     def _place(self, pool: Pool) -> bool:
         view = self.views.get(pool.settings.cluster)
@@ -133,7 +143,7 @@ class Pools:
     def demands(self, parked: Mapping[Share, int], only: Limit | None = None) -> Iterator[Demand]:
         """Yield what is used and wanted of each limit; *parked* says how many clients wait for which share."""
         waiting: dict[Limit, int] = {}  # less what idles: that can be given to others
-        for pool in self.by_key.values():
+        for pool in self.all:
             settings = pool.settings
             for limit in (
                 Limit("pool", pool.database, settings.server_user),
@@ -162,12 +172,12 @@ class Pools:
 
     def servers(self) -> Iterator[Server]:
         """Yield every server of every pool."""
-        for pool in self.by_key.values():
+        for pool in self.all:
             yield from pool.servers
 
     def in_need(self) -> list[Pool]:
         """Return the pools in which clients wait, the one with the longest wait first."""
-        pools = [pool for pool in self.by_key.values() if pool.waiting or pool.newcomers]
+        pools = [pool for pool in self.all if pool.waiting or pool.newcomers]
         return sorted(pools, key=waits_since)
 
     def victims(self, now: int) -> list[Server]:
@@ -180,7 +190,7 @@ class Pools:
         needy = [pool for pool in self.in_need() if now - waits_since(pool) >= _PATIENCE and not pool.connecting]
         for share in self.shares.values():
             excess = share.used - share.limit
-            pools = [pool for pool in self.by_key.values() if share is pool.share or share in pool.shares]
+            pools = [pool for pool in self.all if share is pool.share or share in pool.shares]
             first = next((pool for pool in needy if pool in pools), None)
             if excess == 0 and first is not None and len(pools) > 1:
                 pools.remove(first)

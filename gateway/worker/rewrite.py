@@ -152,7 +152,7 @@ class Rewriter:
         return run
 
     def _named(self, client: Client, server: Server, name: bytes) -> Statement | None:
-        """Return the client's statement, None where PostgreSQL is to refuse the name; stall it while that is in doubt."""
+        """Return the client's statement, None where PostgreSQL is to refuse the name; while that is in doubt, stall."""
         statement = client.statements.get(name) if client.statements is not None else None
         client.stalled = server.cycle.boundaries > 0 and server.cycle.is_unsettled(name, statement)
         return statement

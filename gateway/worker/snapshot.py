@@ -70,7 +70,7 @@ COUNTERS = (
 def rows(front: Front, table: str) -> list[Row]:
     """Return the rows of a table: pools, clients, servers."""
     if table == "pools":
-        return [_pool(front, pool) for pool in front.pools.by_key.values()]
+        return [_pool(front, pool) for pool in front.pools.all]
     if table == "clients":
         return [_client(front, client) for client in front.clients.by_id.values() if client.pool is not None]
     if table == "servers":

@@ -343,9 +343,9 @@ def test_oldest_idle_is_the_longest_idle_server_of_another_pool_under_the_same_f
     idle_server(one, 3)
     oldest = idle_server(other, 2)
     idle_server(other, 5)
-    assert oldest_idle(iter(pools.by_key.values()), needy) is None, "the limit is not reached"
+    assert oldest_idle(pools.all, needy) is None, "the limit is not reached"
     idle_server(needy, 0)
-    assert oldest_idle(iter(pools.by_key.values()), needy) is oldest
+    assert oldest_idle(pools.all, needy) is oldest
 
 
 def test_servers_are_those_of_all_pools():
