@@ -109,38 +109,11 @@ OPTION_INVALID = define(
     "options may hold -c name=value and --name=value",
 )
 OPTION_WITHOUT_VALUE = define("option_without_value", FATAL, "42601", "{argument} requires a value")
-STARTUP_PARAMETER = define(
-    "startup_parameter",
-    FATAL,
-    "0A000",
-    "unsupported startup parameter: {name}",
-    "add it to ignore_startup_parameters",
-)
-REPLICATION_MODE = define(
-    "replication_mode",
-    FATAL,
-    "0A000",
-    "replication connections are not allowed in {pool_mode} pooling mode",
-    "set pool_mode to session for this database or user",
-)
 
 # Encryption of the client's connection.
 
 DATA_BEFORE_TLS = define("data_before_tls", FATAL, "08P01", "received unencrypted data after SSL request")
 DATA_BEFORE_GSS = define("data_before_gss", FATAL, "08P01", "received unencrypted data after GSSAPI encryption request")
-TLS_WITHOUT_ALPN = define(
-    "tls_without_alpn",
-    FATAL,
-    "08P01",
-    "received direct SSL connection request without ALPN protocol negotiation extension",
-)
-TLS_REQUIRED = define(
-    "tls_required",
-    FATAL,
-    "28000",
-    "connection is not encrypted",
-    "connect with sslmode=require, or change front.tls.mode",
-)
 
 # Login.
 
@@ -167,25 +140,6 @@ SCRAM_AUTHORIZATION = define(
     "scram_authorization", FATAL, "0A000", "client uses authorization identity, but it is not supported"
 )
 SCRAM_EXTENSION = define("scram_extension", FATAL, "0A000", "client requires an unsupported SCRAM extension")
-CERTIFICATE = define(
-    "certificate",
-    FATAL,
-    "28000",
-    'certificate authentication failed for user "{user}"',
-    "the common name of the client's certificate must be the user, or be mapped to it",
-)
-HBA_REJECT = define(
-    "hba_reject",
-    FATAL,
-    "28000",
-    'pg_hba.conf rejects connection for host "{host}", user "{user}", database "{database}", {encryption}',
-)
-HBA_MISSING = define(
-    "hba_missing",
-    FATAL,
-    "28000",
-    'no pg_hba.conf entry for host "{host}", user "{user}", database "{database}", {encryption}',
-)
 NO_SUCH_ROLE = define("no_such_role", FATAL, "28000", 'role "{user}" does not exist', "add it to front.auth.file")
 NO_SUCH_DATABASE = define(
     "no_such_database",
@@ -193,9 +147,6 @@ NO_SUCH_DATABASE = define(
     "3D000",
     'database "{database}" does not exist',
     "add [database.NAME] to the topology",
-)
-DATABASE_DISABLED = define(
-    "database_disabled", FATAL, "55000", 'database "{database}" is disabled', "run ENABLE on the admin console"
 )
 CLIENT_LOGIN_TIMEOUT = define(
     "client_login_timeout", FATAL, "57014", "canceling authentication due to timeout", "raise client_login_timeout"
@@ -241,26 +192,12 @@ NO_PRIMARY = define(
     "no primary is available",
     "see SHOW NODES on the admin console; query_wait_timeout is how long a failover is waited for",
 )
-NO_STANDBY = define(
-    "no_standby",
-    ERROR,
-    "57P03",
-    "no standby is available for this read",
-    "see SHOW NODES on the admin console; reads, consistency and max_lag decide which node may answer",
-)
 SERVER_CONNECT = define(
     "server_connect",
     ERROR,
     "57P03",
     "cannot connect to a server: {reason}",
     "see SHOW NODES on the admin console; server_connect_timeout and server_login_retry apply",
-)
-SERVER_LOGIN = define(
-    "server_login",
-    ERROR,
-    "57P03",
-    "server login has been failing, cached error: {reason} (server_login_retry)",
-    "fix the login; server_login_retry is the time between attempts",
 )
 SERVER_LOGIN_METHOD = define(
     "server_login_method",
@@ -333,19 +270,6 @@ SERVER_LOST = define(
     "server connection was lost: {reason}",
     "the transaction was rolled back and may be run again",
 )
-COMMIT_UNKNOWN = define(
-    "commit_unknown",
-    ERROR,
-    "08007",
-    "server connection was lost during COMMIT: {reason}",
-    "the transaction may or may not have been committed: look before running it again",
-)
-TRANSACTION_ABORTED = define(
-    "transaction_aborted",
-    ERROR,
-    "25P02",
-    "current transaction is aborted, commands ignored until end of transaction block",
-)
 
 # What pooling does not allow.
 
@@ -355,13 +279,6 @@ STATEMENT_POOLING = define(
     "0A000",
     "transaction blocks not allowed in statement pooling mode",
     "set pool_mode to transaction or session for this database or user",
-)
-SESSION_STATE = define(
-    "session_state",
-    ERROR,
-    "0A000",
-    "session state is not allowed in {pool_mode} pooling mode: {reason}",
-    "set pool_mode to session for this database or user",
 )
 STATEMENT_EXISTS = define("statement_exists", ERROR, "42P05", 'prepared statement "{name}" already exists')
 STATEMENT_MISSING = define("statement_missing", ERROR, "26000", 'prepared statement "{name}" does not exist')
@@ -391,13 +308,9 @@ CONSOLE_ACCESS = define(
 )
 CONSOLE_COMMAND = define("console_command", ERROR, "42601", "invalid command '{command}', use SHOW HELP;")
 CONSOLE_PROTOCOL = define("console_protocol", ERROR, "0A000", "extended query protocol not supported by admin console")
-CONSOLE_DATABASE = define("console_database", ERROR, "3D000", "no such database: {database}")
-CONSOLE_CLIENT = define("console_client", ERROR, "42704", "client not found")
-CONSOLE_STATE = define("console_state", ERROR, "55000", "{reason}")
 CONSOLE_VALUE = define("console_value", ERROR, "22023", "{reason}")
 CONSOLE_RELOAD = define("console_reload", ERROR, "F0000", "RELOAD failed, see logs for additional details")
 
 # Ourselves.
 
-OUT_OF_MEMORY = define("out_of_memory", FATAL, "53200", "out of memory")
 INTERNAL = define("internal", FATAL, "XX000", "internal error", "the log of the gateway says more")

@@ -2,6 +2,7 @@
 
 import re
 import string
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +10,9 @@ import pytest
 from gateway import errors
 from gateway.settings import PARAMETERS
 from gateway.wire import messages
+
+PACKAGE = Path(errors.__file__).parent
+SOURCES = "".join(path.read_text() for path in PACKAGE.rglob("*.py") if path.name != "errors.py")
 
 
 def filled(kind: type[errors.GatewayError]) -> errors.GatewayError:
@@ -87,3 +91,8 @@ def test_error_made_fatal_ends_the_connection_and_leaves_its_kind_alone():
 
 def test_error_with_braces_in_a_value_keeps_them():
     assert errors.NO_SUCH_DATABASE(database="{0.x}").message == 'database "{0.x}" does not exist'
+
+
+@KINDS
+def test_kind_is_used_somewhere(kind):
+    assert re.search(rf"\b{kind.name.upper()}\b", SOURCES)
