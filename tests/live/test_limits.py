@@ -5,7 +5,10 @@ What PostgreSQL sees counts, sampled from pg_stat_activity while clients do thei
 
 from __future__ import annotations
 
+import os
+import resource
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -236,3 +239,26 @@ def _login_works(port: int) -> bool:
     except AssertionError:
         return False
     return True
+
+
+def test_worker_without_descriptors_goes_on_and_takes_the_next_client_when_one_leaves(gateway):
+    relay = gateway(default_pool_size=1)
+    (worker,) = relay.workers()
+    first = login(relay.port)
+    assert first.value("select 1") == "1"
+    open_files = len(os.listdir(f"/proc/{worker}/fd"))
+    hard = resource.prlimit(worker, resource.RLIMIT_NOFILE)[1]
+    resource.prlimit(worker, resource.RLIMIT_NOFILE, (open_files + 1, hard))
+    second, third = login(relay.port), Client(relay.port)
+    third.write(startup(user="postgres", database="postgres"))
+    third.flush()
+    eventually(lambda: "cannot accept a client: Too many open files" in relay.log, "the refusal in the log")
+    began = time.monotonic()
+    for number in range(20):
+        assert first.value(f"select {number}, pg_sleep(0.01)") == str(number)
+    most = 10 * (time.monotonic() - began) + 10
+    assert relay.log.count("cannot accept") <= most, "between two tries it waits for its next look at the clock"
+    second.close()
+    third.until(lambda seen: count(seen, "Z") > 0)
+    assert third.value("select 3") == "3"
+    resource.prlimit(worker, resource.RLIMIT_NOFILE, (hard, hard))
