@@ -108,6 +108,7 @@ OPTION_INVALID = define(
     "invalid command-line argument for server process: {argument}",
     "options may hold -c name=value and --name=value",
 )
+PARAMETER_FIXED = define("parameter_fixed", FATAL, "55P02", 'parameter "{name}" cannot be changed')
 OPTION_WITHOUT_VALUE = define("option_without_value", FATAL, "42601", "{argument} requires a value")
 
 # Encryption of the client's connection.

@@ -31,6 +31,17 @@ class Mention(NamedTuple):
     end: int
 
 
+_RESERVED = frozenset(
+    b"""all analyse analyze and any array as asc asymmetric authorization binary both case cast check collate collation
+    column concurrently constraint create cross current_catalog current_date current_role current_schema current_time
+    current_timestamp current_user default deferrable desc distinct do else end except false fetch for foreign freeze
+    from full grant group having ilike in initially inner intersect into is isnull join lateral leading left like limit
+    localtime localtimestamp natural not notnull null offset on only or order outer overlaps placing primary references
+    returning right select session_user similar some symmetric system_user table tablesample then to trailing true union
+    unique user using variadic verbose when where window with""".split()
+)
+"""Words that PostgreSQL takes for a name only in double quotes: categories R and T of pg_get_keywords(), 15 to 18."""
+
 _SPACE = rb"(?: \s | -- [^\n]* (?:\n|\Z) | /\* (?: [^*/] | \*(?!/) | /(?!\*) )* \*/ )"
 _MENTION = re.compile(
     rb"(?: %b | ; )*"
@@ -51,5 +62,7 @@ def mention(text: bytes) -> Mention | None:
     if found["all"]:
         return Mention(Verb.DEALLOCATE_ALL, b"", 0, 0)
     quoted = found["quoted"]
+    if quoted is None and found["plain"].lower() in _RESERVED:
+        return None
     name = found["plain"].lower() if quoted is None else quoted.replace(b'""', b'"')
     return Mention(Verb.DEALLOCATE if found["deallocate"] else Verb.EXECUTE, name, *found.span("name"))

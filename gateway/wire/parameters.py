@@ -11,6 +11,7 @@ Operations" in PostgreSQL's protocol chapter and guc_tables.c (GUC_REPORT).
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import chain
 from typing import ClassVar, NamedTuple
 from weakref import WeakValueDictionary
 
@@ -41,6 +42,10 @@ SAFE = frozenset(
 )
 """Parameters whose value, once reported by a server, no server of that version refuses and which take a plain SET."""
 
+UNREAD = FACTS | {"application_name", "default_transaction_read_only", "scram_iterations"}
+"""Parameters that change nothing of what a statement's text means. Those of its literals (DateStyle, TimeZone), its
+names (search_path) and its bytes (client_encoding, standard_conforming_strings) do, when it is parsed."""
+
 _CANONICAL = {name.lower(): name for name in (*SAFE, *FACTS, "search_path", "scram_iterations")}
 _LONGEST_NAME = 63  # NAMEDATALEN - 1
 _MOST_NEIGHBOURS = 64  # cached steps from one set to others; drivers differ in a few values, not in hundreds
@@ -63,11 +68,12 @@ class Step(NamedTuple):
 class Parameters:
     """An interned, immutable set of parameter values."""
 
-    __slots__ = ("__weakref__", "_steps", "_welcome", "values")
+    __slots__ = ("__weakref__", "_steps", "_welcome", "meaning", "values")
 
     _interned: ClassVar[WeakValueDictionary[frozenset[tuple[str, str]], Parameters]] = WeakValueDictionary()
 
     values: Mapping[str, str]
+    meaning: bytes  # equal in sets under which every text is parsed to the same statement
 
     @classmethod
     def of(cls, values: Mapping[str, str]) -> Parameters:
@@ -77,6 +83,8 @@ class Parameters:
         if found is None:
             found = cls()
             found.values = dict(values)
+            read = sorted((name, value) for name, value in values.items() if name not in UNREAD)
+            found.meaning = "\0".join(chain.from_iterable(read)).encode("utf-8", "surrogateescape")
             found._welcome = None
             found._steps = {}
             cls._interned[key] = found

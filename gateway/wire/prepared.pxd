@@ -5,3 +5,4 @@ cdef class Statement:
     cdef object __weakref__
     cdef readonly bytes body
     cdef readonly bytes name
+    cdef readonly bytes meaning

@@ -1,7 +1,8 @@
 """Prepared statements in transaction mode: who calls a statement what, and which server has it.
 
-1. A statement is its text with its parameter types; every client and every server that has the same one shares one
-   `Statement`. On a server it is called gateway_N; a client keeps its own names.
+1. A statement is its text with its parameter types and the settings under which the text is parsed; every client and
+   every server that has the same one shares one `Statement`. On a server it is called gateway_TAG_N, with a tag that no
+   client can guess, so that nobody calls another's statement by its name; a client keeps its own names.
 2. A map is changed when the request goes out, because the next message of a pipeline builds on it; the `Change` that
    stays with the request puts it back when PostgreSQL refuses or skips it (cycle.py).
 3. A server holds `max_prepared_statements` of them; the least recently used one is closed first.
@@ -21,26 +22,29 @@ Held = dict["Statement", bool]
 
 
 class Statement:
-    """One prepared statement: what follows the name in its Parse message, and its name on servers."""
+    """One prepared statement: what follows the name in its Parse message, its name on servers, how it is read."""
 
-    def __init__(self, body: bytes, name: bytes) -> None:
+    def __init__(self, body: bytes, name: bytes, meaning: bytes = b"") -> None:
         self.body = body
         self.name = name
+        self.meaning = meaning  # Parameters.meaning of those who parse it
 
 
 class Statements:
-    """All statements that some client or some server holds, by their body."""
+    """All statements that some client or some server holds, by their body and meaning."""
 
-    def __init__(self) -> None:
-        self._known: WeakValueDictionary[bytes, Statement] = WeakValueDictionary()
+    def __init__(self, tag: str) -> None:
+        self._prefix = b"gateway_%b_" % tag.encode()
+        self._known: WeakValueDictionary[tuple[bytes, bytes], Statement] = WeakValueDictionary()
         self._last = 0
 
-    def of(self, body: bytes) -> Statement:
-        """Return the one statement with this body (text, zero byte, number of types, types)."""
-        statement = self._known.get(body)
+    def of(self, body: bytes, meaning: bytes) -> Statement:
+        """Return the one statement with this body (text, zero byte, number of types, types), read with this meaning."""
+        statement = self._known.get((body, meaning))
         if statement is None:
             self._last += 1
-            statement = self._known[body] = Statement(body, b"gateway_%d" % self._last)
+            name = self._prefix + b"%d" % self._last
+            statement = self._known[body, meaning] = Statement(body, name, meaning)
         return statement
 
 

@@ -23,6 +23,7 @@ TLS_HANDSHAKE: Final = 0x16  # the first byte of a ClientHello, when TLS is begu
 _MAX_PACKET_SIZE = 10_000  # MAX_STARTUP_PACKET_LENGTH in pqcomm.h, without the length word
 _MAX_NAME_SIZE = 63  # NAMEDATALEN - 1
 _MAX_KEY_SIZE = 256
+_FIXED = ("in_hot_standby", "integer_datetimes", "is_superuser", "server_encoding", "server_version")
 _word = struct.Struct("!i")
 _words = struct.Struct("!ii")
 
@@ -44,7 +45,7 @@ class StartupMessage(NamedTuple):
     parameters: dict[str, str]  # settings to start with, those in `options` first, names as the client wrote them
     replication: Replication
     negotiation: bytes  # NegotiateProtocolVersion, due before any other message, or nothing
-    fault: errors.GatewayError | None = None  # of `options`: told after the login, as PostgreSQL does
+    fault: errors.GatewayError | None = None  # of `options` or a parameter: told after the login, as PostgreSQL does
 
 
 class CancelRequest(NamedTuple):
@@ -145,6 +146,9 @@ def _startup_message(version: int, text: str) -> StartupMessage:
             parameters = parse_options(options) | parameters
         except errors.GatewayError as error:
             fault = error
+    for name in parameters:
+        if name.lower() in _FIXED and fault is None:
+            fault = errors.PARAMETER_FIXED(name=name.lower())
     # 3.1 was never released: PostgreSQL takes it, and serves it as 3.0.
     newest = min(version, messages.PROTOCOL_3_2)
     return StartupMessage(

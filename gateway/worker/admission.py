@@ -297,6 +297,13 @@ class Admission:
         self.settle(route, parameters)
         self.admit(client, parameters, route.welcome)
 
+    def refused(self, pool: Pool) -> None:
+        """A server does not take what another took: let all be tried again, so that it is told at the login."""
+        pool.entries.clear()
+        for route in self.routes.values():
+            if route.pool is pool:
+                route.reported = None
+
     def settle(self, route: Route, parameters: Parameters) -> None:
         """Remember what a route's clients begin with, until a server reports other values."""
         route.reported = route.pool.welcome

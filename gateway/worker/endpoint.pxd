@@ -47,6 +47,7 @@ cdef class Server(Endpoint):
     cdef public Cycle cycle
     cdef public object parameters
     cdef public dict statements
+    cdef public list recent
     cdef public Statement latest
     cdef public long long generation
     cdef public object login

@@ -125,6 +125,7 @@ class Server(Endpoint):
         self.parameters: Parameters = None  # type: ignore[assignment]  # from its login on
         self.statements: Held = {}
         self.generation = 0  # the rewriter's, when they were last looked through
+        self.recent: list[Statement] = []  # those parsed since nothing was owed
         self.latest: Statement | None = None  # the most recently used of them
         self.unnamed_serial = 0  # whose unnamed statement it has: that client's unnamed_serial
         self.login: Any = None

@@ -77,6 +77,9 @@ class Failing:
         client.state = CLIENT_IDLE
         client.query_since = client.transaction_since = 0
         client.idle_since = self.front.reactor.now
+        if client.stalled:  # the answers that it waited for are these
+            client.stalled = False
+            self.front.reactor.soon.append(client)
         self.front.clients.reply(client, answers)
         if client.fd >= 0 and not client.interest & READ:
             self.front.reactor.want(client, client.interest | READ)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
 from collections.abc import Iterable
 from typing import Any
 
@@ -30,6 +31,7 @@ from gateway.control import (
     View,
 )
 from gateway.wire import messages
+from gateway.wire.parameters import Parameters
 from gateway.wire.owed import (
     OWES_QUERY,
     SKIP,
@@ -93,6 +95,7 @@ class Front:
             front.high_water_mark,
             front.max_packet_size,
             front.max_prepared_statements,
+            secrets.token_hex(4),  # two workers, or two gateways, share no names
             front.read_buffer_size,
         )
         self.listeners = [Endpoint(fd, LISTENER, 0) for fd in listeners]
@@ -311,7 +314,9 @@ class Front:
         server.parameters = server.parameters.having(name, value)
         client = server.client
         if client is not None and client.parameters is not None and not silent:
-            client.parameters = client.parameters.having(name, value)
+            before, client.parameters = client.parameters, client.parameters.having(name, value)
+            if client.parameters.meaning != before.meaning:
+                self.link.rewriter.reread(server)
 
     def adapt(self, client: Client, server: Server) -> bool:
         """Give a server the parameters of its client; return False when the client has to wait for that."""
@@ -321,6 +326,9 @@ class Front:
             self.clients.reply(client, step.facts)
         before, server.parameters = server.parameters, step.parameters
         client.parameters = step.parameters
+        if client.login is not None:  # what a value that it asked for comes to is told, unless it is the one there was
+            there_was = {name: value for name, value in before.values.items() if name in pool.reported}
+            server.parameters = Parameters.of({**step.parameters.values, **there_was})
         if not step.sql:
             return True
         self.link.assembly.extend(step.sql)
@@ -343,6 +351,7 @@ class Front:
         refusal, server.refusal = server.refusal, None
         if refusal is not None:
             server.parameters = before
+            self.admission.refused(server.pool)
         if client.state != CLIENT_WAITING:
             if refusal is not None:
                 log.error("server %d (%s) refused parameters it had reported", server.pid, server.address)

@@ -80,7 +80,7 @@ class Link:
     """Passes messages between clients and servers."""
 
     def __init__(
-        self, reactor: Reactor, front: Front, high_water: int, max_packet: int, capacity: int, chunk: int = 65536
+        self, reactor: Reactor, front: Front, high_water: int, max_packet: int, capacity: int, tag: str, chunk: int = 65536
     ) -> None:
         self.reactor = reactor
         self.front = front
@@ -88,7 +88,7 @@ class Link:
         self.scratch = Buffer(2 * chunk)  # what is being received
         self.assembly = Buffer(chunk)  # what is being sent, where it differs
         self.spares: list[Any] = []  # inboxes of nobody
-        self.rewriter = Rewriter(self.assembly, capacity)
+        self.rewriter = Rewriter(self.assembly, capacity, tag)
         self.high_water = high_water  # bytes kept for a slow reader, from which on its source is not read
         self.max_packet = max_packet  # the longest message of a client
 

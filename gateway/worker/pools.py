@@ -22,8 +22,9 @@ from health.view import ClusterView
 _PATIENCE = SECOND // 10
 """Wait in one pool after which servers of others that share its full limit make room."""
 
-_IDENTITY = ("dbname", "password", "startup", "connect_query")
-"""Settings that a server connection is made with: where one changes, it is replaced."""
+_IDENTITY = ("dbname", "password", "startup", "connect_query", "pool_mode")
+"""Settings that a server connection is made with: where one changes, it is replaced. What a client of session mode has
+left on one is not for those who come in another mode."""
 
 REFUSALS = {
     "clients": errors.MAX_CLIENT_CONN,
@@ -102,7 +103,7 @@ class Pools:
 
     def client_shares(self, pool: Pool, user: str) -> tuple[Share, ...]:
         """Return the shares of the limits that a client counts against."""
-        settings = pool.settings
+        settings = pool_settings(self.settings, pool.database, user) or pool.settings
         shares = [self.share("clients", self.settings.front.max_client_conn)]
         if settings.max_db_client_connections:
             shares.append(self.share("database_clients", settings.max_db_client_connections, pool.database))

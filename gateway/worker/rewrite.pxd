@@ -38,6 +38,7 @@ cdef class Rewriter:
     @cython.locals(statement=Statement, name_end=Py_ssize_t, pool=Pool, owed=int, rewrites=bint)
     cpdef Py_ssize_t describe_or_close(self, Client client, Server server, Buffer buf, Py_ssize_t run, Py_ssize_t pos,
                                       Py_ssize_t size, int kind) except -2
+    cdef Statement _current(self, Client client, Server server, bytes name)
     cdef Statement _named(self, Client client, Server server, bytes name)
     cdef int _spill(self, Buffer buf, Py_ssize_t start, Py_ssize_t end) except -1
     cpdef int execute(self, Client client, Server server) except -1

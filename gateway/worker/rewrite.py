@@ -40,10 +40,10 @@ STALL = 3  # what is right depends on an answer that is still owed: come again w
 class Rewriter:
     """Arranges what clients prepare so that any server can serve it."""
 
-    def __init__(self, assembly: Buffer, capacity: int) -> None:
+    def __init__(self, assembly: Buffer, capacity: int, tag: str) -> None:
         self.assembly = assembly
         self.capacity = capacity  # max_prepared_statements: how many one server holds
-        self.known = Statements()
+        self.known = Statements(tag)
         self.serial = 0  # of the last unnamed statement
         self.generation = 0  # counts the plans that did not fit any more: all before them are prepared again
 
@@ -70,7 +70,7 @@ class Rewriter:
     def _parse_named(self, client: Client, server: Server, buf: Buffer, at: int, end: int, name_end: int) -> int:
         cycle = server.cycle
         name = buf.slice(at, name_end)
-        statement = self.known.of(buf.slice(name_end + 1, end))
+        statement = self.known.of(buf.slice(name_end + 1, end), client.parameters.meaning)
         if server.cycle.is_unsettled(name, statement):
             return STALL
         if client.statements is None:
@@ -86,6 +86,7 @@ class Rewriter:
             # Also where the server has it: whether it is still valid, only PostgreSQL can tell.
             self._clear_way(server, statement)
             self._put_parse(statement.name, statement.body)
+            self._note(server, statement)
             cycle.changes.append(Named(client.statements, name, statement, server.statements))
             cycle.request(OWES_PARSE | CHANGE)
         return PUT_OUT
@@ -106,9 +107,9 @@ class Rewriter:
         if found is None or client.statements is None:
             return PASS_ON
         everything = found.verb is Verb.DEALLOCATE_ALL and server.cycle.changes and server.cycle.boundaries
-        if everything or server.cycle.is_unsettled(found.name, client.statements.get(found.name)):
+        if everything or server.cycle.is_unsettled(found.name, self._current(client, server, found.name)):
             return STALL
-        statement = client.statements.get(found.name)
+        statement = self._current(client, server, found.name)
         if found.verb is not Verb.EXECUTE and (statement is not None or found.verb is Verb.DEALLOCATE_ALL):
             client.deallocation = found.name
         if statement is None:
@@ -153,8 +154,17 @@ class Rewriter:
 
     def _named(self, client: Client, server: Server, name: bytes) -> Statement | None:
         """Return the client's statement, None where PostgreSQL is to refuse the name; while that is in doubt, stall."""
-        statement = client.statements.get(name) if client.statements is not None else None
+        statement = self._current(client, server, name)
         client.stalled = server.cycle.boundaries > 0 and server.cycle.is_unsettled(name, statement)
+        return statement
+
+    def _current(self, client: Client, server: Server, name: bytes) -> Statement | None:
+        """Return the client's statement; one that must be parsed again is then one of the client's present settings."""
+        names = client.statements
+        statement = names.get(name) if names is not None else None
+        if statement is not None and names is not None and statement.meaning != client.parameters.meaning:
+            if not server.statements.get(statement):
+                statement = names[name] = self.known.of(statement.body, client.parameters.meaning)
         return statement
 
     def describe_or_close(
@@ -210,7 +220,7 @@ class Rewriter:
         if cycle.ignoring or cycle.status == FAILED_TRANSACTION or found is None or names is None:
             return PASS_ON
         everything = found.verb is Verb.DEALLOCATE_ALL and cycle.changes and cycle.boundaries
-        if everything or cycle.is_unsettled(found.name, names.get(found.name)):
+        if everything or cycle.is_unsettled(found.name, self._current(client, server, found.name)):
             return STALL
         if found.verb is Verb.DEALLOCATE_ALL:
             cycle.changes.append(AllClosed(names, server.statements))
@@ -264,11 +274,24 @@ class Rewriter:
             return False
         self._clear_way(server, statement)
         self._put_parse(statement.name, statement.body)
+        self._note(server, statement)
         server.cycle.changes.append(Injected(held, statement))
         server.cycle.request(OWES_PARSE | SKIP | CHANGE)
         server.pool.server_parses += 1
         server.latest = statement
         return True
+
+    def _note(self, server: Server, statement: Statement) -> None:
+        """Remember what is parsed while answers are owed: one of them may tell of other settings, see reread."""
+        if server.cycle.owed() == 0:
+            server.recent.clear()
+        server.recent.append(statement)
+
+    def reread(self, server: Server) -> None:
+        """The client has changed what texts mean: what was parsed with that under way is not what it is known as."""
+        for statement in server.recent:
+            if statement in server.statements:
+                server.statements[statement] = False
 
     def _age(self, server: Server) -> None:
         """Have every statement of the server prepared again before its next use."""
@@ -328,5 +351,5 @@ def own_names(client: Client, server: Server, message: bytes) -> bytes:
     """Return an ErrorResponse in which the client's own names stand for ours, those that it is giving up included."""
     names = {change.statement.name: change.name for change in server.cycle.changes if change.statement and change.name}
     names |= {statement.name: name for name, statement in (client.statements or {}).items()}
-    body = re.sub(rb'"(gateway_\d+)"', lambda found: b'"%b"' % names.get(found[1], found[1]), message[5:])
+    body = re.sub(rb'"(gateway_\w+_\d+)"', lambda found: b'"%b"' % names.get(found[1], found[1]), message[5:])
     return message[:1] + (len(body) + 4).to_bytes(4, "big") + body

@@ -358,7 +358,7 @@ def test_change_of_a_query_that_failed_is_undone_and_later_ones_are_not():
     assert (log, list(cycle.changes)) == (["undo b'a'"], [])
 
 
-S, T = Statement(b"select 1\0\0\0", b"gateway_1"), Statement(b"select 2\0\0\0", b"gateway_2")
+S, T = Statement(b"select 1\0\0\0", b"gateway_t_1"), Statement(b"select 2\0\0\0", b"gateway_t_2")
 
 
 @pytest.mark.parametrize(

@@ -10,24 +10,24 @@ from hypothesis import strategies as st
 
 from gateway.wire.prepared import AllClosed, Closed, Evicted, Held, Injected, Named, Names, Statement, Statements
 
-S, T = Statement(b"select 1\0\0\0", b"gateway_1"), Statement(b"select 2\0\0\0", b"gateway_2")
+S, T = Statement(b"select 1\0\0\0", b"gateway_t_1"), Statement(b"select 2\0\0\0", b"gateway_t_2")
 
 
 def test_statement_of_the_same_body_is_shared():
-    statements = Statements()
-    one = statements.of(b"select 1\0\0\0")
-    assert statements.of(b"select 1\0\0\0") is one
-    other = statements.of(b"select 1\0\0\1\0\0\0\x17")  # another type of its parameter
+    statements = Statements("t")
+    one = statements.of(b"select 1\0\0\0", b"")
+    assert statements.of(b"select 1\0\0\0", b"") is one
+    other = statements.of(b"select 1\0\0\1\0\0\0\x17", b"")  # another type of its parameter
     assert other is not one
-    assert (one.name, other.name) == (b"gateway_1", b"gateway_2")
+    assert (one.name, other.name) == (b"gateway_t_1", b"gateway_t_2")
 
 
 def test_statement_that_nobody_holds_is_forgotten_and_its_name_not_used_again():
-    statements = Statements()
-    forgotten = weakref.ref(statements.of(b"select 1\0\0\0"))
+    statements = Statements("t")
+    forgotten = weakref.ref(statements.of(b"select 1\0\0\0", b""))
     gc.collect()
     assert forgotten() is None
-    assert statements.of(b"select 1\0\0\0").name == b"gateway_2"
+    assert statements.of(b"select 1\0\0\0", b"").name == b"gateway_t_2"
 
 
 def test_named_gives_the_name_to_client_and_server_until_undone():
@@ -98,8 +98,8 @@ STEPS = st.lists(st.tuples(st.sampled_from(["named", "closed", "all", "injected"
 
 @given(STEPS, STEPS)
 def test_changes_of_any_kind_undone_newest_first_leave_what_was_there(before, after):
-    statements = Statements()
-    pool = [statements.of(b"select %d\0\0\0" % number) for number in range(4)]
+    statements = Statements("t")
+    pool = [statements.of(b"select %d\0\0\0" % number, b"") for number in range(4)]
     names: Names = {}
     held: Held = {}
 

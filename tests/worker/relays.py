@@ -71,7 +71,7 @@ class Relay:
     def __init__(self, clients: int = 1, servers: int = 1, capacity: int = 100) -> None:
         self.front = Quiet()
         self.reactor = Reactor()
-        self.link = self.front.link = Link(self.reactor, self.front, 1 << 16, 1 << 30, capacity)
+        self.link = self.front.link = Link(self.reactor, self.front, 1 << 16, 1 << 30, capacity, "t")
         self.pool = make_pool()
         parameters = Parameters.of({})
         self.servers = [idle_server(self.pool, id=number) for number in range(servers)]

@@ -25,7 +25,7 @@ NAMES = {
 
 
 def shown(data: bytes) -> list[str]:
-    """Messages as a word and their texts: Parse gateway_1 select 1."""
+    """Messages as a word and their texts: Parse gateway_t_1 select 1."""
     found = []
     while data:
         size = int.from_bytes(data[1:5], "big") + 1
@@ -81,9 +81,9 @@ def test_parse_with_a_name_goes_out_under_ours(relay):
     client, _ = relay.clients
     group = parse("a", "select 1") + describe(STATEMENT, "a") + bind("", "a", ["x"]) + RUN + Sync
     assert out(relay, client, group) == [
-        "Parse gateway_1 select 1",
-        "Describe Sgateway_1",
-        "Bind gateway_1",
+        "Parse gateway_t_1 select 1",
+        "Describe Sgateway_t_1",
+        "Bind gateway_t_1",
         "Execute",
         "Sync",
     ]
@@ -94,16 +94,16 @@ def test_parse_of_the_same_text_by_another_client_goes_out_under_the_same_name(r
     one, other = relay.clients
     out(relay, one, parse("a", "select 1") + Sync)
     # It is closed first, for only PostgreSQL can tell whether it is still valid.
-    assert out(relay, other, parse("b", "select 1") + Sync) == ["Close Sgateway_1", "Parse gateway_1 select 1", "Sync"]
-    assert out(relay, one, bind("", "a") + RUN + Sync) == ["Bind gateway_1", "Execute", "Sync"]
+    assert out(relay, other, parse("b", "select 1") + Sync) == ["Close Sgateway_t_1", "Parse gateway_t_1 select 1", "Sync"]
+    assert out(relay, one, bind("", "a") + RUN + Sync) == ["Bind gateway_t_1", "Execute", "Sync"]
     assert (told(relay, one)[-3:], told(relay, other)) == (["D select 1", "C", "Z"], ["1", "Z"])
 
 
 def test_parse_of_the_same_text_with_other_types_is_another_statement(relay):
     client, _ = relay.clients
     assert out(relay, client, parse("a", "select 1") + parse("b", "select 1", [messages.INT4]) + Sync) == [
-        "Parse gateway_1 select 1",
-        "Parse gateway_2 select 1",
+        "Parse gateway_t_1 select 1",
+        "Parse gateway_t_2 select 1",
         "Sync",
     ]
 
@@ -115,8 +115,8 @@ def test_bind_of_a_statement_that_the_server_lacks_has_it_prepared_unseen():
         told(relay, client)
         out(relay, other, query("begin"), server=1)
         group = bind("", "a") + RUN + Sync
-        assert out(relay, client, group) == ["Parse gateway_1 select 1", "Bind gateway_1", "Execute", "Sync"]
-        assert out(relay, client, group) == ["Bind gateway_1", "Execute", "Sync"]
+        assert out(relay, client, group) == ["Parse gateway_t_1 select 1", "Bind gateway_t_1", "Execute", "Sync"]
+        assert out(relay, client, group) == ["Bind gateway_t_1", "Execute", "Sync"]
         assert told(relay, client) == ["2", "D select 1", "C", "Z"] * 2
         assert relay.pool.server_parses == 1
 
@@ -125,7 +125,7 @@ def test_bind_keeps_portal_values_and_what_was_sent_before_it(relay):
     client, _ = relay.clients
     out(relay, client, parse("name", "select 1") + Sync)
     relay.send(client, parse("", "select 2") + bind("portal", "name", ["v\0", None]) + Sync)
-    expected = parse("", "select 2") + bind("portal", "gateway_1", ["v\0", None]) + Sync
+    expected = parse("", "select 2") + bind("portal", "gateway_t_1", ["v\0", None]) + Sync
     assert relay.sent(relay.servers[0]) == expected
 
 
@@ -143,7 +143,7 @@ def test_close_is_answered_here_and_the_server_keeps_the_statement(relay):
     assert told(relay, client) == ["1", "Z", "3", "Z"]
     assert out(relay, client, bind("", "a") + Sync) == ["Bind a", "Sync"]
     assert told(relay, client) == ['E 26000 prepared statement "a" does not exist', "Z"]
-    assert list(relay.sessions[relay.servers[0]].prepared) == [b"gateway_1"]
+    assert list(relay.sessions[relay.servers[0]].prepared) == [b"gateway_t_1"]
 
 
 def test_close_with_flush_is_answered_at_once(relay):
@@ -162,7 +162,7 @@ def test_close_of_a_name_that_there_is_not_is_postgresql_s_to_answer(relay):
     assert told(relay, client) == ["3", "Z"]
 
 
-@pytest.mark.parametrize("names", [("a", "a"), ("a", "gateway_1")])
+@pytest.mark.parametrize("names", [("a", "a"), ("a", "gateway_t_1")])
 def test_name_of_another_client_is_unknown(relay, names):
     one, other = relay.clients
     out(relay, one, parse(names[0], "select 1") + Sync)
@@ -179,7 +179,7 @@ def test_name_that_is_taken_is_refused_by_postgresql_and_nothing_is_left_behind(
     group = parse("a", "select 2") + bind("", "a") + RUN + Sync
     assert out(relay, client, group)[:2] == ["Parse a", "Parse a select 2"]
     assert told(relay, client) == ['E 42P05 prepared statement "a" already exists', "Z"]
-    assert list(relay.sessions[relay.servers[0]].prepared) == [b"gateway_1"]
+    assert list(relay.sessions[relay.servers[0]].prepared) == [b"gateway_t_1"]
     out(relay, client, bind("", "a") + RUN + Sync)
     assert told(relay, client) == ["2", "D select 1", "C", "Z"]
 
@@ -190,7 +190,7 @@ def test_name_that_is_taken_and_a_text_that_is_wrong_is_refused_for_the_text(rel
     told(relay, client)
     out(relay, client, parse("a", "bad") + Sync)
     assert told(relay, client) == ['E 42601 syntax error at or near "bad"', "Z"]
-    assert list(relay.sessions[relay.servers[0]].prepared) == [b"gateway_1"]
+    assert list(relay.sessions[relay.servers[0]].prepared) == [b"gateway_t_1"]
 
 
 def test_statement_that_was_refused_gives_its_name_back(relay):
@@ -206,16 +206,16 @@ def test_server_that_is_full_closes_the_statement_used_least_recently():
         out(relay, client, parse("a", "select 1") + parse("b", "select 2") + Sync)
         out(relay, client, bind("", "a") + RUN + Sync)
         assert out(relay, client, parse("c", "select 3") + Sync)[:2] == [
-            "Close Sgateway_2",
-            "Parse gateway_3 select 3",
+            "Close Sgateway_t_2",
+            "Parse gateway_t_3 select 3",
         ]
         assert out(relay, client, bind("", "b") + RUN + Sync)[:3] == [
-            "Close Sgateway_1",
-            "Parse gateway_2 select 2",
-            "Bind gateway_2",
+            "Close Sgateway_t_1",
+            "Parse gateway_t_2 select 2",
+            "Bind gateway_t_2",
         ]
         assert "D select 2" in told(relay, client)
-        assert set(relay.sessions[relay.servers[0]].prepared) == {b"gateway_2", b"gateway_3"}
+        assert set(relay.sessions[relay.servers[0]].prepared) == {b"gateway_t_2", b"gateway_t_3"}
 
 
 def test_capacity_that_was_lowered_is_come_down_to(relay):
@@ -223,7 +223,7 @@ def test_capacity_that_was_lowered_is_come_down_to(relay):
     out(relay, client, b"".join(parse(name, f"select {name}") for name in "abcd") + Sync)
     relay.link.rewriter.capacity = 2
     out(relay, client, parse("e", "select e") + Sync)
-    assert set(relay.sessions[relay.servers[0]].prepared) == {b"gateway_4", b"gateway_5"}
+    assert set(relay.sessions[relay.servers[0]].prepared) == {b"gateway_t_4", b"gateway_t_5"}
 
 
 def test_unnamed_statement_behind_another_client_s_is_prepared_again_unseen(relay):
@@ -286,7 +286,7 @@ def test_query_that_executes_a_statement_names_ours(relay, text):
     client, _ = relay.clients
     out(relay, client, parse("a", "select 1") + Sync)
     (sent,) = out(relay, client, query(text))
-    assert "gateway_1" in sent
+    assert "gateway_t_1" in sent
 
 
 def test_query_that_executes_what_the_server_lacks_has_it_prepared_in_a_group_of_ours():
@@ -295,7 +295,7 @@ def test_query_that_executes_what_the_server_lacks_has_it_prepared_in_a_group_of
         out(relay, client, parse("a", "select 1") + Sync, server=1)
         out(relay, other, query("begin"), server=1)
         told(relay, client)
-        assert out(relay, client, query("execute a")) == ["Parse gateway_1 select 1", "Sync", "Query execute gateway_1"]
+        assert out(relay, client, query("execute a")) == ["Parse gateway_t_1 select 1", "Sync", "Query execute gateway_t_1"]
         assert told(relay, client) == ["D select 1", "C", "Z"]
 
 
@@ -310,7 +310,7 @@ def test_query_that_deallocates_a_statement_takes_it_from_client_and_server(rela
     client, _ = relay.clients
     out(relay, client, parse("a", "select 1") + Sync)
     told(relay, client)
-    assert out(relay, client, query("deallocate a")) == ["Query deallocate gateway_1"]
+    assert out(relay, client, query("deallocate a")) == ["Query deallocate gateway_t_1"]
     assert out(relay, client, bind("", "a") + Sync) == ["Bind a", "Sync"]
     assert told(relay, client) == ["C", "Z", 'E 26000 prepared statement "a" does not exist', "Z"]
     assert relay.sessions[relay.servers[0]].prepared == {}
@@ -323,7 +323,7 @@ def test_query_that_deallocates_all_takes_all_of_this_client_and_of_the_server(r
     out(relay, other, parse("b", "select 2") + Sync)
     assert out(relay, one, query(text)) == [f"Query {text}"]
     assert relay.servers[0].statements == {}
-    assert out(relay, other, bind("", "b") + RUN + Sync)[:2] == ["Parse gateway_2 select 2", "Bind gateway_2"]
+    assert out(relay, other, bind("", "b") + RUN + Sync)[:2] == ["Parse gateway_t_2 select 2", "Bind gateway_t_2"]
     assert out(relay, one, bind("", "a") + Sync) == ["Bind a", "Sync"]
 
 
@@ -332,7 +332,7 @@ def test_deallocate_by_the_extended_protocol_does_what_it_says_when_it_is_execut
     client, _ = relay.clients
     out(relay, client, parse("a", "select 1") + Sync)
     group = parse("", text) + bind("", "") + RUN + Sync
-    assert out(relay, client, group)[0] == f"Parse {text.replace(' a', ' gateway_1') if text[-1] == 'a' else text}"
+    assert out(relay, client, group)[0] == f"Parse {text.replace(' a', ' gateway_t_1') if text[-1] == 'a' else text}"
     told(relay, client)
     assert relay.sessions[relay.servers[0]].prepared.keys() == {b""}
     out(relay, client, bind("", "a") + Sync)
@@ -344,26 +344,26 @@ def test_plan_that_does_not_fit_has_every_statement_prepared_again_before_its_ne
     out(relay, client, parse("a", "select 1") + parse("b", "select 2") + Sync)
     relay.link.rewriter.generation += 1  # as the front does on 0A000
     assert out(relay, client, bind("", "a") + RUN + Sync) == [
-        "Close Sgateway_1",
-        "Parse gateway_1 select 1",
-        "Bind gateway_1",
+        "Close Sgateway_t_1",
+        "Parse gateway_t_1 select 1",
+        "Bind gateway_t_1",
         "Execute",
         "Sync",
     ]
-    assert out(relay, client, bind("", "a") + RUN + Sync) == ["Bind gateway_1", "Execute", "Sync"]
-    assert out(relay, client, bind("", "b") + RUN + Sync)[:2] == ["Close Sgateway_2", "Parse gateway_2 select 2"]
+    assert out(relay, client, bind("", "a") + RUN + Sync) == ["Bind gateway_t_1", "Execute", "Sync"]
+    assert out(relay, client, bind("", "b") + RUN + Sync)[:2] == ["Close Sgateway_t_2", "Parse gateway_t_2 select 2"]
 
 
 def test_name_whose_parse_may_yet_fail_is_waited_for_by_the_next_group(relay):
     client, _ = relay.clients
     server = relay.servers[0]
     relay.send(client, parse("a", "select 1") + Sync + bind("", "a") + RUN + Sync)
-    assert shown(relay.sent(server)) == ["Parse gateway_1 select 1", "Sync"]
+    assert shown(relay.sent(server)) == ["Parse gateway_t_1 select 1", "Sync"]
     assert client.stalled
     relay.send(client, query("select 2"))
     assert relay.sent(server) == b"", "what follows waits too"
     relay.answer(server, messages.ParseComplete + messages.ready_for_query(messages.IDLE))
-    assert shown(relay.sent(server)) == ["Bind gateway_1", "Execute", "Sync", "Query select 2"]
+    assert shown(relay.sent(server)) == ["Bind gateway_t_1", "Execute", "Sync", "Query select 2"]
 
 
 @pytest.mark.parametrize("behind", [parse("b", "select 1"), bind("", "a")])
@@ -436,8 +436,8 @@ def test_rewriting_is_left_alone_in_session_mode(relay):
 def test_error_about_a_statement_names_the_client_s(relay):
     client, _ = relay.clients
     out(relay, client, parse("my own", "select 1") + Sync)
-    error = messages.error_response({"message": 'no "gateway_1", "gateway_2", "gateway_1"'})
-    expected = messages.error_response({"message": 'no "my own", "gateway_2", "my own"'})
+    error = messages.error_response({"message": 'no "gateway_t_1", "gateway_t_2", "gateway_t_1"'})
+    expected = messages.error_response({"message": 'no "my own", "gateway_t_2", "my own"'})
     assert own_names(client, relay.servers[0], error) == expected
     assert own_names(relay.clients[1], relay.servers[0], error) == error
 
@@ -446,7 +446,7 @@ def test_error_about_a_statement_under_deallocation_names_the_client_s(relay):
     client, _ = relay.clients
     out(relay, client, parse("my own", "select 1") + Sync)
     relay.send(client, query('deallocate "my own"'))
-    error = messages.error_response({"message": '"gateway_1" is gone'})
+    error = messages.error_response({"message": '"gateway_t_1" is gone'})
     assert b'"my own" is gone' in own_names(client, relay.servers[0], error)
     relay.settle()
 
