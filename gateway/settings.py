@@ -143,7 +143,7 @@ class Auth(Struct, frozen=True, kw_only=True):
     )
     file: Annotated[Path | None, about("Users and their secrets, in PgBouncer's format", pgbouncer="auth_file")] = None
     scram_iterations: Annotated[
-        Annotated[int, Meta(ge=1, le=10_000_000)],
+        Annotated[int, Meta(ge=1, le=1_000_000)],
         about("Rounds of PBKDF2 for a SCRAM secret that is made from a plain password"),
     ] = 4096
 

@@ -44,6 +44,7 @@ cdef class Cycle:
     cdef public bint ignoring
     cdef public bint group_open
     cdef public bint desynced
+    cdef public bint failed
     cdef public int special
     cdef public int boundaries
     cdef public int lost
@@ -66,6 +67,7 @@ cdef class Cycle:
     @cython.locals(entry=int, asked=int, verdict=int)
     cpdef int answer(self, int kind) except -1
     @cython.locals(entry=int)
+    cdef int settle(self, bint is_due) except -1
     cdef int pop(self) except -1
     @cython.locals(entry=int, ours=bint)
     cdef int fail(self) except -1

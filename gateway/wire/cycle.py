@@ -87,6 +87,7 @@ class Cycle:
         self.tail = 0
         self.mask = 15
         self.changes: deque[Change] = deque()
+        self.failed = False  # the client has had the error of the request at the head; ReadyForQuery is still to come
         self.lost = 0  # what was skipped since somebody looked: LOST_REQUEST, LOST_PARSE (one that was not rewritten)
 
     def is_free(self) -> bool:
@@ -190,6 +191,7 @@ class Cycle:
                 self.desynced = True
                 return FORWARD
             self.copy = 0
+            self.failed = False
             self.pop()
         elif kind == COMMAND_COMPLETE or kind == EMPTY_QUERY_RESPONSE:
             if self.copy:
@@ -197,22 +199,16 @@ class Cycle:
             if asked == OWES_EXECUTE:
                 self.pop()
         elif kind == BIND_COMPLETE:
-            if asked != OWES_BIND:
-                self.desynced = True
-            self.pop()
+            self.settle(asked == OWES_BIND)
         elif kind == ROW_DESCRIPTION or kind == NO_DATA:
             if asked == OWES_DESCRIBE:
                 self.pop()
         elif kind == PARSE_COMPLETE:
-            if asked != OWES_PARSE:
-                self.desynced = True
-            self.pop()
+            self.settle(asked == OWES_PARSE)
         elif kind == CLOSE_COMPLETE:
-            if asked != OWES_CLOSE:
-                self.desynced = True
-            self.pop()
+            self.settle(asked == OWES_CLOSE)
         elif kind == PORTAL_SUSPENDED:
-            self.pop()
+            self.settle(asked == OWES_EXECUTE)
         elif kind == ERROR_RESPONSE:
             if asked >= OWES_PARSE:
                 verdict = FORWARD  # what failed in our Parse or Close is the client's to know
@@ -224,6 +220,7 @@ class Cycle:
                 if entry & CHANGE:
                     self.ring[self.head & self.mask] = entry & ~CHANGE
                     self.changes.popleft().undo()
+            self.failed = verdict == FORWARD or (entry & MUTE) != 0
         elif kind == NOTIFICATION_RESPONSE:
             verdict = FORWARD
         elif kind == COPY_IN_RESPONSE:
@@ -234,10 +231,18 @@ class Cycle:
             self.copy = COPY_BOTH
         return verdict
 
+    def settle(self, is_due: bool) -> int:
+        """An answer has come that ends one request and no other, or that nobody asked for."""
+        if is_due:
+            return self.pop()
+        self.desynced = True
+        return 0
+
     def _answer_unasked(self, kind: int) -> int:
         if kind == READY_FOR_QUERY:
             self.desynced = True
-        elif kind == ERROR_RESPONSE:
+            return SKIP
+        if kind == ERROR_RESPONSE:
             self.ignoring = self.group_open
         return FORWARD
 

@@ -224,7 +224,6 @@ class ServerLogin:
         "_user",
         "done",
         "key",
-        "notices",
         "parameters",
         "pid",
         "status",
@@ -263,7 +262,6 @@ class ServerLogin:
         self.pid = 0  # and no key: some poolers send no BackendKeyData, so no query can be cancelled
         self.key = b""
         self.status = messages.IDLE
-        self.notices: list[dict[str, str]] = []
 
     def receive(self, type_: int, body: bytes) -> bytes:
         """Take one message of the server and return the answer, perhaps nothing.
@@ -282,8 +280,8 @@ class ServerLogin:
                 case messages.READY_FOR_QUERY if self._admitted and len(body) == 1:
                     self.status = body[0]
                     self.done = True
-                case messages.NOTICE_RESPONSE:
-                    self.notices.append(messages.error_fields(body))
+                case messages.NOTICE_RESPONSE | messages.NOTIFICATION_RESPONSE:
+                    pass  # there is nobody yet whom they are for
                 case messages.NEGOTIATE_PROTOCOL_VERSION:
                     pass  # it serves us by 3.0: the key is then of 4 bytes, and nothing else differs
                 case messages.ERROR_RESPONSE:

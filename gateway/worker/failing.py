@@ -86,16 +86,18 @@ class Failing:
 
 
 def owed_answers(cycle: Cycle, error: bytes) -> tuple[bytes, bool]:
-    """Return the answers to all that a cycle owes when it cannot be had, and whether a Sync is still to come."""
+    """Return the answers to all that a cycle owes when it cannot be had, and whether a Sync is still to come.
+
+    A Sync that is not answered may have been a commit that failed: its client must not take it for done.
+    """
     ready = messages.ready_for_query(messages.IDLE)
     answers = []
     group_failed = False
+    is_told = cycle.failed  # of the first of them the error came, and nothing after it
     for kind in cycle.unanswered():
-        if kind == OWES_SYNC:
-            answers += [error, ready] if group_failed else [ready]
-            group_failed = False
-        elif kind in (OWES_QUERY, OWES_FUNCTION_CALL):
-            answers += [error, ready]
+        if kind in (OWES_SYNC, OWES_QUERY, OWES_FUNCTION_CALL):
+            answers += [ready] if is_told else [error, ready]
+            group_failed = is_told = False
         elif kind != OWES_COPY_END:
             group_failed = True
     if cycle.ignoring:

@@ -310,7 +310,11 @@ class Front:
         """A server has another value of a parameter now; its client is told (the message passes on), unless silent."""
         if server.parameters is None:
             return
-        name, value = messages.cstrings(body)
+        try:
+            name, value = messages.cstrings(body)
+        except ValueError:
+            server.cycle.desynced = True  # it does not speak the protocol
+            return
         server.parameters = server.parameters.having(name, value)
         client = server.client
         if client is not None and client.parameters is not None and not silent:

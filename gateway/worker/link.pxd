@@ -14,6 +14,8 @@ cdef int READ
 cdef int WRITE
 cdef int STREAM
 cdef int SMALL
+cdef int LONGEST_ANSWER
+cdef int LONGEST_ERROR
 cdef int SPARE_SIZE
 cdef int SPARES
 cdef int BIND

@@ -73,6 +73,8 @@ if TYPE_CHECKING:
 STREAM = 16384  # bytes of an unfinished message from which on it is passed on in parts
 SPARE_SIZE = 512  # bytes of a fresh inbox: most queries that wait for a server fit
 SPARES = 64  # inboxes that are kept for the next who waits
+LONGEST_ANSWER = 0x40000000  # of a server's messages: PostgreSQL makes none above 1 GB
+LONGEST_ERROR = 1 << 20  # an ErrorResponse that is looked into
 SMALL = 10000  # the longest message of a kind that has no data in it, as PostgreSQL limits it
 
 
@@ -348,11 +350,16 @@ class Link:
             kind = data[pos]
             size = (data[pos + 1] << 24 | data[pos + 2] << 16 | data[pos + 3] << 8 | data[pos + 4]) + 1
             whole = end - pos >= size
-            if size < 5:
-                self.front.server_gone(server, 0)
+            if size < 5 or size > LONGEST_ANSWER or (kind == READY_FOR_QUERY and size != 6):
+                if run < pos or self.assembly.end:
+                    self.to_client(client, buf, run, pos)
+                if server.client is not None:
+                    self.front.server_gone(server, 0)
                 return 0
-            if not whole and end - pos < STREAM and kind != DATA_ROW and kind != COPY_DATA:
-                break
+            if not whole and kind != DATA_ROW and kind != COPY_DATA:
+                # What has to be understood is waited for; of the longest errors only that they are errors.
+                if end - pos < STREAM or kind == PARAMETER_STATUS or (kind == ERROR_RESPONSE and size <= LONGEST_ERROR):
+                    break
             verdict = 0
             if cycle.special:
                 if cycle.fake_is_next():

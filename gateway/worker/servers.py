@@ -43,6 +43,7 @@ from gateway.worker.endpoint import (
     Client,
     Server,
 )
+from gateway.worker.failing import with_severity
 from gateway.worker.pool import POOL_SESSION, SECOND, Pool
 from gateway.worker.sock import READ, WRITE, Buffer
 
@@ -162,7 +163,7 @@ class Servers:
                 break
             kind = buf.byte(buf.start)
             length = buf.int32(buf.start + 1)
-            if length < 4 or (length > _LONGEST_LOGIN and server.state == SERVER_LOGIN):
+            if length < 4 or (length > _LONGEST_LOGIN and server.state in (SERVER_LOGIN, SERVER_IDLE)):
                 self.lost(server, "it does not speak the PostgreSQL protocol")
                 break
             if buf.end - buf.start < length + 1:
@@ -237,12 +238,14 @@ class Servers:
         """The server does not let us in: the clients that wait learn why, unless it is a matter of time."""
         pool, client = server.pool, server.client
         sqlstate, message = fields.get("sqlstate", ""), fields.get("message", "")
+        raw = with_severity(raw, b"FATAL")
+        if client is None:
+            self._failed(pool, message, sqlstate)  # first, so that its end launches no other one
         self._drop(server)
         if client is not None:
             client.server = None
             self.front.clients.dismiss(client, raw)
             return
-        self._failed(pool, message, sqlstate)
         if sqlstate in _PATIENT:
             return
         pool.failure = raw
@@ -346,6 +349,10 @@ class Servers:
     def _between(self, server: Server, kind: int, body: bytes) -> None:
         if kind == messages.PARAMETER_STATUS:
             self.front.parameter_status(server, body, True)
+            if server.cycle.desynced and server.state == SERVER_IDLE:
+                self.close(server, "malformed ParameterStatus")
+        elif kind == messages.READY_FOR_QUERY and len(body) != 1:
+            self.lost(server, "malformed ReadyForQuery")
         elif kind in (messages.NOTICE_RESPONSE, messages.NOTIFICATION_RESPONSE):
             return
         elif kind == messages.ERROR_RESPONSE:
@@ -415,8 +422,8 @@ class Servers:
         state = server.state
         if state == SERVER_LOGIN:
             client = server.client
-            self._drop(server)
             self._failed(server.pool, "no answer in time (server_connect_timeout)", "silent")
+            self._drop(server)
             if client is not None:
                 client.server = None
                 self.front.clients.dismiss(client, errors.SERVER_CONNECT(reason="no answer in time", fatal=True))
@@ -433,9 +440,10 @@ class Servers:
         state, pool, client = server.state, server.pool, server.client
         if state == SERVER_GONE:
             return
-        self._drop(server)
         if state == SERVER_LOGIN:
             self._failed(pool, why, "reset")
+        self._drop(server)
+        if state == SERVER_LOGIN:
             if client is not None:
                 client.server = None
                 self.front.clients.dismiss(client, errors.SERVER_CONNECT(reason=why, fatal=True))

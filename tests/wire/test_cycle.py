@@ -299,7 +299,7 @@ def test_cycle_of_more_requests_than_its_ring_holds_settles_them_in_order():
 @pytest.mark.parametrize(
     ("asked", "answered"),
     [
-        ("", "ReadyForQuery"),
+        ("", "(ReadyForQuery)"),
         ("Bind", "ReadyForQuery"),
         ("Bind", "ParseComplete"),
         ("Parse", "BindComplete"),
