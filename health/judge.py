@@ -50,6 +50,7 @@ class NodeState(Struct, frozen=True):
     status: Status
     since: float
     reason: str = "not probed yet"
+    addresses: tuple[str, ...] = ()  # until the first probe has found others
     admin: Admin = Admin.READY
     result: ProbeResult | None = None  # the last one
     answer: ProbeResult | None = None  # the last one that told what the node is
@@ -72,9 +73,9 @@ class Choice(Struct, frozen=True):
     strangers: dict[str, str]
 
 
-def first_state(node: Node, rules: Rules, now: float) -> NodeState:
-    """Return the state of a node that was never probed."""
-    return NodeState(node, health=rules.rise, status=Status.UP, since=now)
+def first_state(node: Node, rules: Rules, now: float, addresses: tuple[str, ...] = ()) -> NodeState:
+    """Return the state of a node that was never probed, at the addresses that an earlier watch knew."""
+    return NodeState(node, health=rules.rise, status=Status.UP, since=now, addresses=addresses)
 
 
 def evidence(result: ProbeResult) -> Status | None:
@@ -264,7 +265,7 @@ def _draw_node(state: NodeState, choice: Choice, written: int | None) -> NodeVie
     replayed = state.answer.replayed_lsn if state.answer else None
     return NodeView(
         state.node,
-        addresses=state.result.addresses if state.result else (),
+        addresses=state.result.addresses if state.result else state.addresses,
         role=role,
         status=state.status if state.admin is Admin.READY else Status(state.admin.value),
         reason=choice.strangers.get(name) or state.reason,

@@ -45,7 +45,13 @@ class Watch:
         self._publish = publish
         self._clock = clock
         self._chance = chance
-        self._states = {probe.node.name: judge.first_state(probe.node, rules, clock()) for probe in probes}
+        known = {(old.node.host, old.node.port): old.addresses for old in after.nodes} if after else {}
+        self._states = {
+            probe.node.name: judge.first_state(
+                probe.node, rules, clock(), known.get((probe.node.host, probe.node.port), ())
+            )
+            for probe in probes
+        }
         self._wakes: dict[str, anyio.Event] = {}
         self._hinted: set[str] = set()
         self._published = False

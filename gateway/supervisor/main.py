@@ -81,6 +81,7 @@ class Supervisor:
         self.ledgers: dict[Limit, Ledger] = {}
         self.granted: dict[tuple[int, Limit], int] = {}
         self.watches: dict[str, tuple[Watch, anyio.CancelScope]] = {}
+        self.watched: dict[str, Cluster] = {}  # as it was when its watch began
         self.resolver = Resolver()
         self.cache: Cache = {}
         self.answers: dict[int, tuple[list[dict[str, object]], set[int], anyio.Event]] = {}
@@ -197,10 +198,14 @@ class Supervisor:
 
     def _watch(self) -> None:
         """Watch every cluster, each anew whose settings have changed."""
-        for _, scope in self.watches.values():
-            scope.cancel()
-        self.watches.clear()
+        for name, (_, scope) in list(self.watches.items()):
+            if self.settings.cluster.get(name) != self.watched[name]:
+                scope.cancel()
+                del self.watches[name]
         for name, cluster in self.settings.cluster.items():
+            if name in self.watches:
+                continue
+            self.watched[name] = cluster
             watch = Watch(
                 name,
                 [self._probe(cluster, node) for node in nodes(cluster)],
@@ -217,12 +222,11 @@ class Supervisor:
             await watch.run()
 
     def _probe(self, cluster: Cluster, node: Node) -> Probe:
-        password = cluster.probe_password
-        if password is None and self.users is not None:
-            secret = Secret.of(self.users.get(cluster.probe_user, ""))
-            password = secret.text if secret.kind is not SecretKind.SCRAM else None
-
         async def connect(address: str, port: int) -> Session:
+            password = cluster.probe_password
+            if password is None and self.users is not None:  # as the file has it now
+                secret = Secret.of(self.users.get(cluster.probe_user, ""))
+                password = secret.text if secret.kind is not SecretKind.SCRAM else None
             return await Session.connect(
                 address,
                 port,
@@ -338,7 +342,13 @@ def read_users(settings: Settings) -> dict[str, str] | None:
     file = settings.front.auth.file
     if file is None:
         return None
-    secrets_, faults = parse(Path(file).read_text())
+    try:
+        secrets_, faults = parse(Path(file).read_text("utf-8"))
+    except OSError as error:
+        raise SettingsError([Fault("front.auth.file", f"{file}: {error.strerror}")]) from None
+    except UnicodeDecodeError as error:
+        line = error.object.count(b"\n", 0, error.start) + 1
+        raise SettingsError([Fault("front.auth.file", f"{file}: line {line}: not UTF-8")]) from None
     if faults:
         raise SettingsError([Fault("front.auth.file", f"{file}: {fault}") for fault in faults])
     return {user: secret.text for user, secret in secrets_.items()}

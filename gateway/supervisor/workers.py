@@ -75,15 +75,19 @@ class Workers:
             with anyio.CancelScope(shield=True):
                 code = await anyio.to_thread.run_sync(worker.process.wait)
             if self.stopping:
-                self._ended += 1
-                if self._ended == len(self.all):
-                    self._all_ended.set()
-                return
+                return self._end()
             died(index)
             pause = 0.0 if anyio.current_time() - born > _HEALTHY_AFTER else min(max(0.1, 2 * pause), _LONGEST_PAUSE)
             log.error("worker %d died (exit code %d); it is started again in %.1f s", index, code, pause)
             await anyio.sleep(pause)
+            if self.stopping:  # the listeners are closed
+                return self._end()
             self.all[index] = self._start(index)
+
+    def _end(self) -> None:
+        self._ended += 1
+        if self._ended == len(self.all):
+            self._all_ended.set()
 
     async def _listen(self, worker: Worker, heard: Callable[[int, Up], None]) -> None:
         records = Records(Up)

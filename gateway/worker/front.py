@@ -118,7 +118,7 @@ class Front:
         self.servers.configure(configure)
         self.link.high_water = self.settings.high_water_mark
         self.link.max_packet = min(self.settings.max_packet_size, LONGEST)
-        self.link.rewriter.capacity = self.settings.max_prepared_statements
+        self.link.rewriter.capacity = self.settings.max_prepared_statements or 1  # 0: for those who have some
 
     # What is ready that is neither a client nor a server.
 

@@ -82,7 +82,14 @@ class Link:
     """Passes messages between clients and servers."""
 
     def __init__(
-        self, reactor: Reactor, front: Front, high_water: int, max_packet: int, capacity: int, tag: str, chunk: int = 65536
+        self,
+        reactor: Reactor,
+        front: Front,
+        high_water: int,
+        max_packet: int,
+        capacity: int,
+        tag: str,
+        chunk: int = 65536,
     ) -> None:
         self.reactor = reactor
         self.front = front
@@ -229,7 +236,7 @@ class Link:
             elif kind == PARSE:
                 pool.client_parses += 1
                 verdict = PASS_ON
-                if pool.rewrites and not client.replication:
+                if (pool.rewrites or client.statements is not None) and not client.replication:
                     self.spill(buf, run, pos)
                     run = pos
                     verdict = self.rewriter.parse(client, server, buf, pos + 5, pos + size)

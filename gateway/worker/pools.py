@@ -22,7 +22,7 @@ from health.view import ClusterView
 _PATIENCE = SECOND // 10
 """Wait in one pool after which servers of others that share its full limit make room."""
 
-_IDENTITY = ("dbname", "password", "startup", "connect_query", "pool_mode")
+_IDENTITY = ("dbname", "password", "startup", "connect_query", "pool_mode", "max_prepared_statements")
 """Settings that a server connection is made with: where one changes, it is replaced. What a client of session mode has
 left on one is not for those who come in another mode."""
 

@@ -9,6 +9,7 @@ cdef int CLIENT
 cdef int LISTENER
 cdef int SERVER
 cdef int ENDED
+cdef int DEAD
 cdef int READ
 cdef int WRITE
 

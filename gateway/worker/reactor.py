@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from gateway.worker.endpoint import CLIENT, LISTENER, SERVER, Endpoint
-from gateway.worker.sock import ENDED, READ, WRITE, Poller, clock, end
+from gateway.worker.sock import DEAD, ENDED, READ, WRITE, Poller, clock, end
 
 if TYPE_CHECKING:
     from gateway.worker.front import Front
@@ -97,6 +97,9 @@ class Reactor:
         try:
             if events & WRITE and endpoint.interest & WRITE:
                 self.link.writable(endpoint)
+            if events & DEAD and endpoint.kind == CLIENT and not endpoint.interest & READ:
+                self.front.client_gone(endpoint, 0)  # type: ignore[arg-type]  # what it sent before is for nobody
+                return 0
             if events & ENDED:
                 self.again.append(endpoint)
             if events & ~WRITE and endpoint.fd >= 0:

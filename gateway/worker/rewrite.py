@@ -123,7 +123,9 @@ class Rewriter:
     def bind(self, client: Client, server: Server, buf: Buffer, run: int, pos: int, size: int, whole: bool) -> int:
         """Handle a Bind; return where the bytes that are passed on untouched begin, or -1 - run to come again."""
         pool: Pool = server.pool
-        if not pool.rewrites or client.replication or server.cycle.ignoring:
+        # After a reload that ends this, a client still has the statements that it had prepared before.
+        rewrites = pool.rewrites or client.statements is not None
+        if not rewrites or client.replication or server.cycle.ignoring:
             server.cycle.request(OWES_BIND)
             return run
         limit = min(pos + size, buf.end)
@@ -173,7 +175,8 @@ class Rewriter:
         """Handle a whole Describe or Close; return where what is passed on untouched begins, or -1 - run to stall."""
         pool: Pool = server.pool
         owed = OWES_DESCRIBE if kind == DESCRIBE else OWES_CLOSE
-        rewrites = pool.rewrites and not client.replication and not server.cycle.ignoring
+        rewrites = pool.rewrites or client.statements is not None
+        rewrites = rewrites and not client.replication and not server.cycle.ignoring
         if rewrites and size > 6 and buf.data[pos + 5] == STATEMENT:
             name_end = buf.find_zero(pos + 6, pos + size)
             if name_end == pos + 6:

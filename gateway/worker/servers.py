@@ -65,13 +65,18 @@ class Servers:
     def __init__(self, front: Front, configure: Configure) -> None:
         self.front = front
         self.last_id = 0
+        self.users: dict[str, Secret] = {}
         self.configure(configure)
 
     def configure(self, configure: Configure) -> None:
         """Take the settings."""
         self.settings = configure.settings.front
-        users = configure.users or {}
-        self.users = {user: Secret.of(text) for user, text in users.items()}
+        before = self.users
+        self.users = {user: Secret.of(text) for user, text in (configure.users or {}).items()}
+        for pool in self.front.pools.all:
+            user = pool.settings.server_user
+            if before.get(user) != self.users.get(user):
+                pool.credentials = None
 
     # From connect to the first ReadyForQuery.
 

@@ -17,6 +17,7 @@ AGAIN = -errno.EAGAIN
 READ = select.EPOLLIN
 WRITE = select.EPOLLOUT
 ENDED = select.EPOLLERR | select.EPOLLHUP | select.EPOLLRDHUP
+DEAD = select.EPOLLERR | select.EPOLLHUP  # both ways: nothing can be sent any more
 _EDGE = select.EPOLLET | select.EPOLLRDHUP
 _EVENTS = 512
 
