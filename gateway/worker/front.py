@@ -31,11 +31,11 @@ from gateway.control import (
     View,
 )
 from gateway.wire import messages
-from gateway.wire.parameters import Parameters
 from gateway.wire.owed import (
     OWES_QUERY,
     SKIP,
 )
+from gateway.wire.parameters import Parameters
 from gateway.worker import snapshot
 from gateway.worker.admission import Admission
 from gateway.worker.cancel import Canceler, Errand

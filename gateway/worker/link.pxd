@@ -84,7 +84,7 @@ cdef class Link:
     @cython.locals(pool=Pool)
     cpdef bint join(self, Client client, Server server) except -1
     @cython.locals(data="unsigned char*", pos=Py_ssize_t, end=Py_ssize_t, run=Py_ssize_t, size=Py_ssize_t,
-                   kind=int, whole=bint, client=Client, cycle=Cycle, verdict=int, pool=Pool)
+                   kind=int, whole=bint, is_needed=bint, client=Client, cycle=Cycle, verdict=int, pool=Pool)
     cpdef int from_server(self, Server server, Buffer buf) except -1
     @cython.locals(pool=Pool, now="long long")
     cdef int ready(self, Client client, Cycle cycle) except -1

@@ -363,10 +363,10 @@ class Link:
                 if server.client is not None:
                     self.front.server_gone(server, 0)
                 return 0
-            if not whole and kind != DATA_ROW and kind != COPY_DATA:
-                # What has to be understood is waited for; of the longest errors only that they are errors.
-                if end - pos < STREAM or kind == PARAMETER_STATUS or (kind == ERROR_RESPONSE and size <= LONGEST_ERROR):
-                    break
+            # What has to be understood is waited for; of the longest errors only that they are errors.
+            is_needed = kind == PARAMETER_STATUS or (kind == ERROR_RESPONSE and size <= LONGEST_ERROR)
+            if not whole and kind != DATA_ROW and kind != COPY_DATA and (is_needed or end - pos < STREAM):
+                break
             verdict = 0
             if cycle.special:
                 if cycle.fake_is_next():

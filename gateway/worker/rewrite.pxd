@@ -32,7 +32,8 @@ cdef class Rewriter:
     @cython.locals(name_end=Py_ssize_t)
     cpdef int parse(self, Client client, Server server, Buffer buf, Py_ssize_t at, Py_ssize_t end) except -1
     cpdef int close_foreign(self, Server server) except -1
-    @cython.locals(portal_end=Py_ssize_t, name_end=Py_ssize_t, statement=Statement, limit=Py_ssize_t, pool=Pool, rewrites=bint)
+    @cython.locals(portal_end=Py_ssize_t, name_end=Py_ssize_t, statement=Statement, limit=Py_ssize_t, pool=Pool,
+                   rewrites=bint)
     cpdef Py_ssize_t bind(self, Client client, Server server, Buffer buf, Py_ssize_t run, Py_ssize_t pos,
                          Py_ssize_t size, bint whole) except -2
     @cython.locals(statement=Statement, name_end=Py_ssize_t, pool=Pool, owed=int, rewrites=bint)

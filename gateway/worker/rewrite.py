@@ -164,9 +164,10 @@ class Rewriter:
         """Return the client's statement; one that must be parsed again is then one of the client's present settings."""
         names = client.statements
         statement = names.get(name) if names is not None else None
-        if statement is not None and names is not None and statement.meaning != client.parameters.meaning:
-            if not server.statements.get(statement):
-                statement = names[name] = self.known.of(statement.body, client.parameters.meaning)
+        if names is None or statement is None or statement.meaning == client.parameters.meaning:
+            return statement
+        if not server.statements.get(statement):
+            statement = names[name] = self.known.of(statement.body, client.parameters.meaning)
         return statement
 
     def describe_or_close(

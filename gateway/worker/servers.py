@@ -45,7 +45,7 @@ from gateway.worker.endpoint import (
 )
 from gateway.worker.failing import with_severity
 from gateway.worker.pool import POOL_SESSION, SECOND, Pool
-from gateway.worker.sock import READ, WRITE, Buffer
+from gateway.worker.sock import READ, WRITE, Buffer, finish
 
 if TYPE_CHECKING:
     from gateway.worker.front import Front
@@ -309,7 +309,9 @@ class Servers:
         pool, now = server.pool, self.front.reactor.now
         if server.interest & READ == 0:
             self.front.reactor.want(server, server.interest | READ)
-        if client.replication or server.state == SERVER_LOGIN or (client.passing and not client.discarding):
+        if client.passing and not client.discarding:
+            self.close(server, "client disconnected in the middle of a message", cut=True)
+        elif client.replication or server.state == SERVER_LOGIN:
             if server.cycle.owed():
                 self.front.canceler.send(server)
             self.close(server, "client disconnected")
@@ -400,8 +402,11 @@ class Servers:
         else:
             server.pool.move(server, SERVER_CANCELED, self.front.reactor.now)
 
-    def close(self, server: Server, why: str) -> None:
-        """End a server's session, and wait for PostgreSQL to have ended it."""
+    def close(self, server: Server, why: str, cut: bool = False) -> None:
+        """End a server's session, and wait for PostgreSQL to have ended it.
+
+        One that has got half of a message (*cut*) would take Terminate for more of it, so the stream ends instead.
+        """
         if server.state in (SERVER_CLOSING, SERVER_GONE) or server.fd < 0:
             return
         log.debug("server %d (%s): closed: %s", server.pid, server.address, why)
@@ -409,7 +414,10 @@ class Servers:
             self._drop(server)
             return
         now = self.front.reactor.now
-        self._send(server, messages.Terminate)
+        if cut:
+            finish(server.fd)
+        else:
+            self._send(server, messages.Terminate)
         server.pool.move(server, SERVER_CLOSING, now)
         server.deadline = now + int(_CLOSING_TIME * SECOND)
 
@@ -448,10 +456,9 @@ class Servers:
         if state == SERVER_LOGIN:
             self._failed(pool, why, "reset")
         self._drop(server)
-        if state == SERVER_LOGIN:
-            if client is not None:
-                client.server = None
-                self.front.clients.dismiss(client, errors.SERVER_CONNECT(reason=why, fatal=True))
+        if state == SERVER_LOGIN and client is not None:
+            client.server = None
+            self.front.clients.dismiss(client, errors.SERVER_CONNECT(reason=why, fatal=True))
 
 
 def stays_here(host: str) -> bool:

@@ -36,5 +36,6 @@ cdef class Poller:
 
 cpdef int accept(int fd) noexcept
 cpdef Py_ssize_t send_bytes(int fd, bytes data) noexcept
+cpdef int finish(int fd) noexcept
 cpdef int end(int fd) noexcept
 cpdef long long clock() noexcept

@@ -172,6 +172,18 @@ def send_bytes(fd: int, data: bytes) -> int:
         return -(error.errno or errno.EIO)
 
 
+def finish(fd: int) -> int:
+    """Send the end of the stream, and go on receiving; return 0 or -errno."""
+    stream = socket.socket(fileno=fd)
+    try:
+        stream.shutdown(socket.SHUT_WR)
+    except OSError as error:
+        return -(error.errno or errno.EIO)
+    finally:
+        stream.detach()
+    return 0
+
+
 def end(fd: int) -> int:
     """Close a descriptor; return 0 or -errno."""
     try:

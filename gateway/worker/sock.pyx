@@ -21,6 +21,8 @@ cdef extern from "sys/socket.h" nogil:
     int MSG_NOSIGNAL
     ssize_t c_recv "recv"(int fd, void* data, size_t size, int flags)
     ssize_t c_send "send"(int fd, const void* data, size_t size, int flags)
+    int SHUT_WR
+    int shutdown(int fd, int how)
     int accept4(int fd, void* address, void* length, int flags)
 
 cdef extern from "sys/epoll.h" nogil:
@@ -229,6 +231,10 @@ cpdef Py_ssize_t send_bytes(int fd, bytes data) noexcept:
             return count
         if errno != EINTR:
             return -errno
+
+
+cpdef int finish(int fd) noexcept:
+    return -errno if shutdown(fd, SHUT_WR) < 0 else 0
 
 
 cpdef int end(int fd) noexcept:

@@ -94,7 +94,8 @@ def test_parse_of_the_same_text_by_another_client_goes_out_under_the_same_name(r
     one, other = relay.clients
     out(relay, one, parse("a", "select 1") + Sync)
     # It is closed first, for only PostgreSQL can tell whether it is still valid.
-    assert out(relay, other, parse("b", "select 1") + Sync) == ["Close Sgateway_t_1", "Parse gateway_t_1 select 1", "Sync"]
+    sent = out(relay, other, parse("b", "select 1") + Sync)
+    assert sent == ["Close Sgateway_t_1", "Parse gateway_t_1 select 1", "Sync"]
     assert out(relay, one, bind("", "a") + RUN + Sync) == ["Bind gateway_t_1", "Execute", "Sync"]
     assert (told(relay, one)[-3:], told(relay, other)) == (["D select 1", "C", "Z"], ["1", "Z"])
 
@@ -295,7 +296,8 @@ def test_query_that_executes_what_the_server_lacks_has_it_prepared_in_a_group_of
         out(relay, client, parse("a", "select 1") + Sync, server=1)
         out(relay, other, query("begin"), server=1)
         told(relay, client)
-        assert out(relay, client, query("execute a")) == ["Parse gateway_t_1 select 1", "Sync", "Query execute gateway_t_1"]
+        sent = out(relay, client, query("execute a"))
+        assert sent == ["Parse gateway_t_1 select 1", "Sync", "Query execute gateway_t_1"]
         assert told(relay, client) == ["D select 1", "C", "Z"]
 
 
