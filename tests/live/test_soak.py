@@ -10,8 +10,8 @@ import random
 import signal
 import subprocess
 import threading
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
 import psutil
@@ -21,6 +21,8 @@ import pytest
 from .client import Client, cancel, count, eventually, login, types, value
 from .messages import (
     bind,
+    cancel_request,
+    close_statement,
     copy_data,
     describe_portal,
     execute,
@@ -32,6 +34,7 @@ from .messages import (
     ssl_request,
     startup,
     sync,
+    terminate,
 )
 from .test_limits import sampled
 
@@ -338,6 +341,65 @@ def at_rest(relay) -> None:
 
     eventually(lambda: not busy(), "pools at rest")
     assert [row for row in relay.console("show clients") if row["database"] != relay.console_database] == []
+
+
+@contextmanager
+def frozen(relay) -> Iterator[None]:
+    """What is done meanwhile comes to the workers all at once."""
+    for pid in relay.workers():
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for pid in relay.workers():
+            os.kill(pid, signal.SIGCONT)
+
+
+UNREAD = {
+    "sync, terminate": sync() + terminate(),
+    "sync, query": sync() + query("select 1"),
+    "sync, group": sync() + run("select 1") + sync(),
+    "group, sync": run("select 1") + sync() + sync(),
+    "flush, terminate": close_statement("s") + flush() + terminate(),
+    "flush, query": close_statement("s") + flush() + query("select 1"),
+    "flush, group": close_statement("s") + flush() + run("select 1") + sync(),
+}
+
+
+@pytest.mark.both
+@pytest.mark.parametrize("request_", UNREAD)
+def test_client_reset_before_what_it_sent_was_read_harms_nobody(gateway, request_):
+    # An answer of ours could not be sent, which removed the client, but its messages were gone on with: it was removed
+    # twice, or had a server again that then owed what was never sent, or another client was blamed.
+    relay = gateway()
+    with login(relay.port, **ALICE) as other:
+        client = login(relay.port, **ALICE)
+        client.ask(parse("select 1", "s") + sync())
+        with frozen(relay):
+            client.write(UNREAD[request_])
+            client.flush(reading=False)
+            client.reset()
+        for number in range(5):
+            assert other.value(f"select {number}") == str(number)
+    assert "internal error" not in relay.log
+
+
+@pytest.mark.both
+def test_client_canceled_while_it_waits_and_gone_by_then_does_not_end_the_worker(gateway):
+    # The same, but where nobody caught it: the worker died, and all its clients with it.
+    relay = gateway()
+    with login(relay.port, **ALICE) as holder, login(relay.port, **ALICE) as client, Client(relay.port) as canceler:
+        holder.ask(query("begin"))
+        client.write(query("select 'never'"))
+        client.flush()
+        eventually(lambda: cl_waiting(relay) == 1, "the queue")
+        with frozen(relay):
+            client.close()
+            canceler.write(cancel_request(client.pid, client.key))
+            canceler.flush()
+        assert holder.value("select 'unharmed'") == "unharmed"
+        holder.ask(query("commit"))
+    assert "internal error" not in relay.log
 
 
 REQUESTS = {
