@@ -157,7 +157,8 @@ class Client:
             return False
         except OSError as error:
             self._out.clear()
-            self.closed = self.closed or f"closed while writing: {error.__class__.__name__}"
+            # Whether the end is met by a write or by a read is chance.
+            self.closed = self.closed or f"closed: while writing, {error.__class__.__name__}"
             return False
         del self._out[:sent]
         return sent > 0

@@ -124,7 +124,6 @@ def test_set_that_fails_is_told_at_once_and_to_nobody_else(pool_of_one, command)
             assert one.rows("select current_setting('timezone'), current_user") == [("Asia/Tokyo", "postgres")]
 
 
-@pytest.mark.both
 def test_parse_that_fails_on_another_server_is_told_to_its_own_client_only(pool_of_one, database):
     # A statement is prepared again on a new server, where its table is gone.
     database.execute("drop table if exists passing; create table passing as select 7 as n")
@@ -379,7 +378,6 @@ def test_statement_on_a_server_that_is_ended_at_any_moment_is_never_another(pool
         client.close()
 
 
-@pytest.mark.both
 @pytest.mark.parametrize("end", ["server ended", "query timeout"])
 def test_pipeline_behind_a_statement_prepared_again_goes_on_when_its_server_is_lost(gateway, database, end):
     # What follows waits until PostgreSQL has taken the Parse that was put in; it must not wait for ever.

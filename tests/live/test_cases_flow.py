@@ -88,7 +88,6 @@ def test_block_begun_and_ended_in_any_way_answers_as_postgres(postgres, two_serv
             player.compare(postgres.port, two_servers.port, script, before=item, after=items, ways=ways)
 
 
-@pytest.mark.both
 def test_two_requests_without_waiting_and_a_client_that_waits_each_get_their_own(pool_of_one):
     # The server was given away at the first ReadyForQuery, and the second answer went with it.
     with login(pool_of_one.port) as one, login(pool_of_one.port) as two:
@@ -287,7 +286,6 @@ def churn(client: Client, numbers: Sequence[int], *, parsed: bool, closed: bool)
     return highest
 
 
-@pytest.mark.both
 @pytest.mark.parametrize("closed", [True, False], ids=["closed", "kept"])
 def test_thousands_of_statement_names_never_exceed_what_a_server_may_hold(pooler, gateway, closed):
     relay = gateway(max_prepared_statements=50)

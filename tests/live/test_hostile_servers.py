@@ -15,7 +15,7 @@ import struct
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -265,7 +265,6 @@ def test_login_with_an_unusual_message_in_it_is_a_login(bench, unusual, place):
             assert parameter_status("application_name", client.parameters["application_name"]) == UNUSUAL[unusual]
 
 
-@pytest.mark.both
 @pytest.mark.parametrize("way", ["whole", "byte by byte", "at random", "with what is told later"])
 def test_login_cut_in_any_way_is_a_login(bench, way):
     def script(visit: Visit) -> None:
@@ -320,7 +319,6 @@ def test_login_without_backend_key_data_gives_clients_keys_of_ours(bench):
         assert one.value("select 1") == two.value("select 1") == "1"
 
 
-@pytest.mark.both
 def test_cancel_at_a_server_without_key_does_nothing(bench):
     with bench.playing(without_key), bench.login() as client:
         client.write(query("select pg_sleep(0.3), 'done'"))
@@ -481,7 +479,6 @@ ERRORS = {
 }
 
 
-@pytest.mark.both
 @pytest.mark.parametrize("body", ERRORS)
 def test_login_refused_by_a_strange_error_response_gives_one_error(bench, body):
     # CVE-2026-6666: an error without SQLSTATE ended the process.
@@ -601,7 +598,6 @@ def test_login_that_failed_is_tried_again_after_server_login_retry_and_not_at_on
 # Answers. What is broken concerns the client that asked, and it alone.
 
 
-@pytest.mark.both
 @pytest.mark.parametrize("body", ERRORS)
 @pytest.mark.parametrize("request_", [query(STRANGE), run(STRANGE) + sync()], ids=["simple", "extended"])
 def test_query_refused_by_a_strange_error_response_gives_it_and_goes_on(bench, body, request_):
@@ -639,7 +635,6 @@ def test_last_words_that_come_in_two_parts_are_told_once(bench):
         assert client.value("select 'kept'") == "kept"
 
 
-@pytest.mark.both
 @pytest.mark.parametrize("before", [b"", row_description(), ROW, ROW + DONE], ids=["first", "T", "TD", "TDC"])
 @pytest.mark.parametrize("length", [0, 3, 0xFFFFFFFF])
 @pytest.mark.parametrize("kind", "DZ~")
@@ -667,7 +662,6 @@ def test_answer_with_a_message_of_2_gb_that_does_not_come_ends_with_the_server(b
             assert client.value("select 'kept'") == "kept"
 
 
-@pytest.mark.both
 def test_answer_broken_behind_a_whole_one_leaves_the_whole_one(bench):
     # Two queries in one write, their answers in one segment: the first one's has to be told.
     def script(visit: Visit) -> None:
@@ -682,7 +676,6 @@ def test_answer_broken_behind_a_whole_one_leaves_the_whole_one(bench):
         assert types(seen) == "TDCZEZ", list(map(str, seen))
 
 
-@pytest.mark.both
 def test_answer_broken_behind_one_of_ours_leaves_nothing_for_others(bench):
     # The gateway answers the Close itself; that answer must not go to whoever is served next, nor to a server.
     said = message("1") + message("2", b"", 0)
@@ -755,7 +748,6 @@ UNASKED = {
 }
 
 
-@pytest.mark.both
 @pytest.mark.parametrize("said", UNASKED)
 def test_idle_server_that_speaks_unasked_disturbs_nobody(bench, said):
     with bench.playing(answering()), bench.login() as client, bench.login() as other:
@@ -779,13 +771,13 @@ def test_notice_cut_in_two_while_the_server_idles_does_not_reach_an_answer(bench
         visit.relay()
 
     with bench.playing(once(script)), bench.login() as client:
-        bench.impostor.visits[-1].send(said[: size // 2])
+        with suppress(OSError):  # the gateway may end it within the large one
+            bench.impostor.visits[-1].send(said[: size // 2])
         seen = client.ask(query(STRANGE))
         assert types(seen).replace("N", "") == "TDCZ", list(map(str, seen))
         assert client.value("select 'in step'") == "in step"
 
 
-@pytest.mark.both
 @pytest.mark.parametrize("body", [b"", b"\0", b"name\0", b"name\0value", b"name\0value\0more\0"], ids=repr)
 def test_parameter_status_that_is_none_within_an_answer_harms_nobody(bench, body):
     said = row_description() + message("S", body) + data_row(b"strange") + DONE + READY
@@ -799,7 +791,6 @@ def test_parameter_status_that_is_none_within_an_answer_harms_nobody(bench, body
             assert client.value("select 'in step'") == "in step"
 
 
-@pytest.mark.both
 @pytest.mark.parametrize("size", [20_000, 1_000_000])
 def test_parameter_status_that_comes_in_parts_is_told_as_it_is(bench, size):
     # Long enough to be passed on in parts; of what has not come yet nothing must be read.

@@ -115,7 +115,6 @@ def one_in_each(relay, **who: Any) -> list[Client]:
     return list(found.values())
 
 
-@pytest.mark.both
 def test_worker_killed_others_keep_their_transactions_and_the_console_answers(gateway):
     relay = gateway(workers=2, default_pool_size=12)
     survivor, lost = one_in_each(relay, database="gateway")
@@ -161,7 +160,6 @@ def test_worker_killed_again_and_again_its_share_comes_back_each_time(gateway):
     relay.expected_workers = relay.workers()
 
 
-@pytest.mark.both
 @pytest.mark.parametrize("workers", [1, 2])
 def test_sigterm_while_a_dead_worker_is_to_be_started_again_ends_well(gateway, workers):
     # It was started after the pause, with listening sockets that were closed meanwhile.
@@ -203,7 +201,6 @@ def node(relay) -> dict[str, Any]:
     return {name: row[name] for name in ("name", "role", "status", "reason", "addresses")}
 
 
-@pytest.mark.both
 def test_probe_while_the_only_server_is_busy_uses_none_of_the_pool(gateway, database):
     # The probe's user is the pool's, so that a connection of one could serve the other.
     relay = gateway(cluster={"probe_interval": 0.05, "probe_user": "alice"})
@@ -226,7 +223,6 @@ def test_probe_while_the_only_server_is_busy_uses_none_of_the_pool(gateway, data
         assert count(waiting.until(lambda seen: count(seen, "Z") > 0), "D") == 1
 
 
-@pytest.mark.both
 def test_probe_terminated_again_and_again_no_client_notices_and_the_node_stays(gateway, database):
     relay = gateway(cluster={"probe_interval": 0.1}, default_pool_size=2)
     with login(relay.port, **ALICE) as holder, login(relay.port, **ALICE) as other:
@@ -366,7 +362,6 @@ UNREAD = {
 }
 
 
-@pytest.mark.both
 @pytest.mark.parametrize("request_", UNREAD)
 def test_client_reset_before_what_it_sent_was_read_harms_nobody(gateway, request_):
     # An answer of ours could not be sent, which removed the client, but its messages were gone on with: it was removed
@@ -384,7 +379,6 @@ def test_client_reset_before_what_it_sent_was_read_harms_nobody(gateway, request
     assert "internal error" not in relay.log
 
 
-@pytest.mark.both
 def test_client_canceled_while_it_waits_and_gone_by_then_does_not_end_the_worker(gateway):
     # The same, but where nobody caught it: the worker died, and all its clients with it.
     relay = gateway()
@@ -430,7 +424,6 @@ def cl_waiting(relay) -> int:
     return sum(int(row["cl_waiting"]) for row in relay.console("show pools") if row["user"] == ALICE["user"])
 
 
-@pytest.mark.both
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("rounds", [30, pytest.param(2000, marks=pytest.mark.soak)])
 def test_storm_of_clients_that_vanish_in_all_states_leaves_nothing(
