@@ -99,7 +99,9 @@ class Ledger:
         ready = [index for index, entry in enumerate(self._workers) if entry.granted == entry.acknowledged]
         for index in sorted(ready, key=lambda index: self._workers[index].granted - self._workers[index].wanted):
             entry = self._workers[index]
-            share = min(targets[index], entry.reserved + max(self._free(), 0))
+            free = self._free()
+            # While more is in use than there may be, what a worker gives up is for nobody, not even for itself.
+            share = min(targets[index], entry.reserved + free if free >= 0 else entry.granted)
             if share != entry.granted:
                 entry.granted, entry.told = share, True
                 grants.append((index, share))

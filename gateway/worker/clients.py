@@ -204,7 +204,7 @@ class Clients:
     def leave(self, client: Client, patient: bool) -> int:
         """Take a client out of all that it is part of but its connection; *patient* lets its query end by itself."""
         state, server, pool = client.state, client.server, client.pool
-        if state == CLIENT_LEAVING:
+        if state in (CLIENT_LEAVING, CLIENT_GONE):
             return 0
         client.state = CLIENT_LEAVING
         if client.login is not None:

@@ -155,6 +155,8 @@ class Link:
                     run = pos
                     if client.passing == 0:
                         self.front.discarded(client)
+                        if client.fd < 0:
+                            return 0  # it did not take its answer, and is gone
                 continue
             kind = data[pos]
             if end - pos < 5:
@@ -175,6 +177,8 @@ class Link:
                 if kind == SYNC:
                     client.skip_to_sync = False
                     self.front.clients.reply(client, ready_for_query(IDLE if server is None else server.cycle.status))
+                    if client.fd < 0:
+                        return 0
                 pos += size
                 run = pos
                 continue
@@ -190,6 +194,8 @@ class Link:
                     pos += size
                     if kind == SYNC:
                         self.front.clients.reply(client, ready_for_query(IDLE))
+                        if client.fd < 0:
+                            return 0
                     run = pos
                     continue
                 if kind == COPY_DATA:  # a large one, of a COPY that failed
@@ -197,6 +203,8 @@ class Link:
                     client.discarding = DISCARD
                     continue
                 server = self.acquire(client)
+                if client.fd < 0:
+                    return 0
                 if server is None:
                     break
             cycle = server.cycle
@@ -255,6 +263,8 @@ class Link:
             elif kind == FLUSH:
                 if cycle.special and cycle.fake_is_next():
                     self.front.flush_fakes(client, server)
+                    if client.fd < 0:
+                        return 0
                 if size != 5:
                     cycle.request(OWES_DESCRIBE)  # PostgreSQL will complain of it, and skip to the next Sync
             elif kind == COPY_DATA:

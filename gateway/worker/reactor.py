@@ -83,7 +83,10 @@ class Reactor:
         clients, self.soon = self.soon, []
         for client in clients:
             if client.fd >= 0:
-                self.link.resume(client)
+                try:
+                    self.link.resume(client)
+                except Exception as fault:
+                    self.front.failed(client, fault)
         unread, self.again = self.again, []
         for endpoint in unread:
             if endpoint.fd < 0 or not endpoint.interest & READ:

@@ -84,9 +84,9 @@ class Rewriter:
             server.foreign = [*(server.foreign or ()), name]
         else:
             # Also where the server has it: whether it is still valid, only PostgreSQL can tell.
+            self._note(server, statement)
             self._clear_way(server, statement)
             self._put_parse(statement.name, statement.body)
-            self._note(server, statement)
             cycle.changes.append(Named(client.statements, name, statement, server.statements))
             cycle.request(OWES_PARSE | CHANGE)
         return PUT_OUT
@@ -276,9 +276,9 @@ class Rewriter:
                 held[statement] = True
                 server.latest = statement
             return False
+        self._note(server, statement)
         self._clear_way(server, statement)
         self._put_parse(statement.name, statement.body)
-        self._note(server, statement)
         server.cycle.changes.append(Injected(held, statement))
         server.cycle.request(OWES_PARSE | SKIP | CHANGE)
         server.pool.server_parses += 1

@@ -249,3 +249,13 @@ class Limits(RuleBasedStateMachine):
 
 
 TestLimits = Limits.TestCase
+
+
+def test_ledger_that_was_lowered_below_what_is_in_use_gives_nothing_until_that_is_free() -> None:
+    ledger = Ledger(4, 2)
+    for worker in (0, 1):
+        ledger.report(worker, 2, 2, 2)
+    ledger.resize(1)
+    ledger.report(0, 1, 1, 0)
+    for worker, share in ledger.report(1, 0, 1, 1):
+        assert (worker, share) != (1, 1), "worker 0 still has the one that there is"
