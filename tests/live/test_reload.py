@@ -396,13 +396,7 @@ def run_statement(client: Client, name: str) -> bytes | str | None:
 # Limits and users.
 
 
-@pytest.mark.parametrize(
-    "workers",
-    [
-        1,
-        pytest.param(2, marks=pytest.mark.xfail(reason="one too many was seen once, as shares moved after the reload")),
-    ],
-)
+@pytest.mark.parametrize("workers", [1, 2])
 def test_pool_size_lowered_below_what_is_in_use_holds_once_they_are_free(gateway, postgres, database, workers):
     relay = gateway(default_pool_size=4, workers=workers)
     clients = [login(relay.port, user="alice") for _ in range(4)]
