@@ -66,8 +66,8 @@ cdef class Cycle:
     cpdef int take_fake(self) except -1
     @cython.locals(entry=int, asked=int, verdict=int)
     cpdef int answer(self, int kind) except -1
-    @cython.locals(entry=int)
     cdef int settle(self, bint is_due) except -1
+    @cython.locals(entry=int)
     cdef int pop(self) except -1
     @cython.locals(entry=int, ours=bint)
     cdef int fail(self) except -1

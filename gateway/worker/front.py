@@ -31,6 +31,7 @@ from gateway.control import (
     View,
 )
 from gateway.wire import messages
+from gateway.wire.kinds import is_known
 from gateway.wire.owed import (
     OWES_QUERY,
     SKIP,
@@ -214,9 +215,9 @@ class Front:
         """A client has said that it ends, *at_once* with its last request."""
         return self.clients.left(client, at_once)
 
-    def violation(self, client: Client, kind: int, length: int, known: bool) -> None:
-        """A client has sent what is no message: its type is not *known*, or its length cannot be."""
-        if not known:
+    def violation(self, client: Client, kind: int, length: int) -> None:
+        """A client has sent what is no message."""
+        if not is_known(kind):
             self.clients.dismiss(client, errors.MESSAGE_TYPE(type=kind))
         elif self.settings.max_packet_size < length <= LONGEST:
             self.clients.dismiss(client, errors.MAX_PACKET_SIZE(size=length))
@@ -328,6 +329,8 @@ class Front:
         step = server.parameters.step_to(client.parameters, pool.reported)
         if step.facts and client.login is None:
             self.clients.reply(client, step.facts)
+            if client.fd < 0:
+                return False  # it did not take them, and is gone; the server is another's by now
         before, server.parameters = server.parameters, step.parameters
         client.parameters = step.parameters
         if client.login is not None:  # what a value that it asked for comes to is told, unless it is the one there was

@@ -1,6 +1,7 @@
 cimport cython
 
 from gateway.wire.cycle cimport Cycle
+from gateway.wire.kinds cimport is_known, is_small, needs_no_server
 from gateway.wire.prepared cimport Statement
 from gateway.worker.endpoint cimport Client, Endpoint, Server
 from gateway.worker.front cimport Front
@@ -102,7 +103,3 @@ cdef class Link:
     @cython.locals(out=Buffer, count=Py_ssize_t)
     cpdef int writable(self, Endpoint endpoint) except -1
     cdef int spill(self, Buffer buf, Py_ssize_t start, Py_ssize_t end) except -1
-
-cdef bint is_small(int kind) noexcept
-cpdef bint is_known(int kind) noexcept
-cdef bint needs_no_server(int kind, Py_ssize_t size) noexcept

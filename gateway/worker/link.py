@@ -15,6 +15,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from gateway.wire.cycle import Cycle
+from gateway.wire.kinds import is_known, is_small, needs_no_server
 from gateway.wire.messages import (
     BIND,
     CLOSE,
@@ -287,7 +288,7 @@ class Link:
                 client.idle_since = 0
             self.to_server(server, buf, run, pos)
         if faulty:  # told behind what came before it
-            self.front.violation(client, kind, length, is_known(kind))
+            self.front.violation(client, kind, length)
             return 0
         if pos < end or client.inbox is not None:
             self.keep(client, buf, pos)
@@ -589,18 +590,3 @@ class Link:
             self.reactor.want(endpoint, endpoint.interest & ~WRITE)
             self.front.drained(endpoint)
         return 0
-
-
-def is_small(kind: int) -> bool:
-    """Is it a message that carries no data, so that PostgreSQL takes it only up to 10,000 bytes?"""
-    return kind in (SYNC, FLUSH, EXECUTE, DESCRIBE, CLOSE, COPY_DONE, COPY_FAIL, TERMINATE)
-
-
-def is_known(kind: int) -> bool:
-    """Is it the type of a message that a client may send after its login (SocketBackend in postgres.c)?"""
-    return is_small(kind) or kind in (QUERY, PARSE, BIND, COPY_DATA, FUNCTION_CALL)
-
-
-def needs_no_server(kind: int, size: int) -> bool:
-    """Is it a message that PostgreSQL, with nothing under way, answers without doing anything?"""
-    return (kind in (SYNC, FLUSH) and size == 5) or kind in (COPY_DATA, COPY_DONE, COPY_FAIL)

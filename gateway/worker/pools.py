@@ -84,7 +84,7 @@ class Pools:
         """Forget the removed pools that nobody is in any more; return the others."""
         for pool in [pool for pool in self.all if pool.removed and not (pool.clients or pool.servers)]:
             self.all.remove(pool)
-            if self.by_key[pool.database, pool.settings.server_user] is pool:
+            if self.by_key.get((pool.database, pool.settings.server_user)) is pool:
                 del self.by_key[pool.database, pool.settings.server_user]
         return list(self.all)
 
@@ -159,10 +159,8 @@ class Pools:
                 wanted = waiting.get(limit, 0) + parked.get(share, 0)
                 yield Demand(limit, budget, share.limit, share.used, max(share.used + wanted, 0))
         for limit, amount in self.granted.items():
-            if limit not in self.shares and only in (
-                None,
-                limit,
-            ):  # nobody has needed it here yet: acknowledge, so that others may have it
+            # Nobody has needed it here yet: acknowledge, so that others may have it.
+            if limit not in self.shares and only in (None, limit):
                 yield Demand(limit, 0, amount, 0, 0)
 
     def grant(self, limit: Limit, amount: int) -> None:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import signal
 import tempfile
 from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ from gateway.embedded import Cluster, PostgresNode, free_ports
 from . import player
 from .client import Client
 from .endpoints import ADMIN_PASSWORD, Direct, Endpoint, Gateway, PgBouncer, Pooler
+from .hostile import PASSWORD, PROBES, SETTINGS, USER, Bench
+from .servers import Impostor
 
 Sql = psycopg.Connection[Any]
 LIMITS = {"call": 13.0, "teardown": 7.0}  # seconds for a test and for what follows it, whatever they wait for
@@ -180,6 +183,57 @@ def item(database: Sql) -> Callable[[], None]:
 def items(database: Sql) -> Callable[[], list[tuple[Any, ...]]]:
     """Read the table item; use as `after` of a comparison."""
     return lambda: database.execute("select id, left(name, 20), length(name) from item order by id").fetchall()
+
+
+@pytest.fixture(scope="module")
+def _benches(postgres) -> Iterator[dict[str, tuple[ExitStack, Bench]]]:
+    """Those that run, by their settings: a start takes longer than most cases."""
+    made: dict[str, tuple[ExitStack, Bench]] = {}
+    yield made
+    with ThreadPoolExecutor() as executor:
+        stopped = [executor.submit(bench.gateway.stop) for _, bench in made.values()]
+    for stack, _ in made.values():
+        stack.close()
+    for one in stopped:
+        one.result()
+
+
+@pytest.fixture
+def bench_with(
+    _benches, postgres, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[..., Bench]]:
+    """Make a bench with settings of its own, or find it; one that a case has failed on goes with its test."""
+    kind = request.config.getoption("--endpoint")
+    if kind == "postgres":
+        pytest.skip("PostgreSQL has no servers behind it")
+    build = Gateway if kind == "gateway" else PgBouncer
+    secrets = {"postgres": ADMIN_PASSWORD, USER: PASSWORD}
+
+    def make(**settings: Any) -> Bench:
+        if repr(settings) not in _benches:
+            with ExitStack() as stack:
+                impostor = stack.enter_context(Impostor(postgres.port, PROBES))
+                directory, (port,) = tmp_path_factory.mktemp("hostile"), free_ports(1)
+                gateway = build(impostor, port, directory, secrets, **{**SETTINGS, **settings})
+                stack.callback(gateway.kill)
+                _benches[repr(settings)] = stack.pop_all(), Bench(gateway, impostor)
+        bench: Bench = _benches[repr(settings)][1]
+        return bench
+
+    yield make
+    Client.close_all()
+    for settings, (stack, bench) in list(_benches.items()):
+        if not bench.is_sound:
+            print(bench.gateway.log[-4000:])
+            del _benches[settings]
+            stack.close()
+
+
+@pytest.fixture
+def bench(bench_with) -> Bench:
+    """The gateway that most tests of hostile servers share."""
+    shared: Bench = bench_with()
+    return shared
 
 
 def _maker(postgres: PostgresNode, kind: str, paths: pytest.TempPathFactory) -> Callable[..., Endpoint]:

@@ -29,8 +29,10 @@ where backend_type = 'client backend' and usename = any(%s) and datname = 'postg
 
 
 @contextmanager
-def sampled(postgres, *users: str) -> Iterator[Callable[[], int]]:
+def sampled(postgres, *users: str, fresh: bool = True) -> Iterator[Callable[[], int]]:
     """Sample how many servers the users have together, without a pause; the function returns the highest number so far.
+
+    A fresh gateway has none yet: those of an earlier one have to end first.
 
     Not for postgres: the bench and the gateway's probe log in as postgres, too.
     """
@@ -43,7 +45,8 @@ def sampled(postgres, *users: str) -> Iterator[Callable[[], int]]:
             while not stop.is_set():
                 highest[0] = max(highest[0], servers(connection, *users))
 
-        eventually(lambda: not servers(connection, *users), "the end of an earlier gateway's servers")
+        if fresh:
+            eventually(lambda: not servers(connection, *users), "the end of an earlier gateway's servers")
         thread = threading.Thread(target=sample)
         thread.start()
         try:
