@@ -18,6 +18,7 @@ from typing import Any
 from .client import Client, count, error, eventually, login, types, value
 from .endpoints import Gateway, PgBouncer
 from .messages import (
+    LENGTHS,
     TEXT,
     Message,
     cstring,
@@ -28,7 +29,6 @@ from .servers import Impostor, Script, Visit, authentication, honest, parameter_
 
 USER, PASSWORD = "alice", "wonderland"
 PROBES = "frank"  # a role that needs no password and that no other test logs in as
-LENGTHS = [0, 3, 0xFFFFFFFF, 0x80000000, 0x7FFFFFFF]
 STRANGE = "select 'strange'"  # the query that the impostor answers itself
 SETTINGS: dict[str, Any] = {
     "query_wait_timeout": 1.5,

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 INT8, INT4, TEXT = 20, 23, 25
+LENGTHS = [0, 3, 0xFFFFFFFF, 0x80000000, 0x7FFFFFFF]  # that no message can have
 
 WHO: dict[str, Any] = {"user": "postgres", "database": "postgres"}
 

@@ -13,6 +13,7 @@ import pytest
 
 from .client import Client, count, error, eventually, login, value
 from .messages import (
+    LENGTHS,
     WHO,
     bind,
     cstring,
@@ -29,7 +30,6 @@ from .messages import (
     sync,
 )
 
-LENGTHS = [0, 3, 0xFFFFFFFF, 0x80000000, 0x7FFFFFFF]
 CLIENT_HELLO = (
     bytes.fromhex("16030100700100006c0303")
     + bytes(32)
