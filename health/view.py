@@ -135,6 +135,7 @@ class ClusterView(Struct, frozen=True):
     """A cluster at one moment; of two views the one with the higher version is the newer.
 
     primary is the node that writes go to. It stays there while it is down, and is None when no node may take writes.
+    While held, a failover or a switchover is under way: what runs may end, but no transaction begins.
     """
 
     name: str
@@ -142,6 +143,7 @@ class ClusterView(Struct, frozen=True):
     epoch: Epoch
     primary: str | None
     nodes: tuple[NodeView, ...]
+    held: bool = False
 
     def node(self, name: str) -> NodeView:
         """Return the view of one node; raises KeyError."""
