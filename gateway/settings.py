@@ -17,6 +17,8 @@ import msgspec
 from msgspec import Meta, Struct, inspect
 from msgspec.structs import FieldInfo
 
+from health.view import Mode
+
 LIMIT = 2**31 - 1  # what PostgreSQL's and PgBouncer's own integer settings hold
 UNIX_PORT = 6432
 CONSOLE_DATABASES = ("gateway", "pgbouncer")
@@ -93,14 +95,6 @@ class Consistency(StrEnum):
     NONE = "none"
     SESSION = "session"
     GLOBAL = "global"
-
-
-class FailoverMode(StrEnum):
-    """Who promotes a standby: somebody else, the gateway, or the operator's command."""
-
-    FOLLOW = "follow"
-    PROMOTE = "promote"
-    COMMAND = "command"
 
 
 class LogFormat(StrEnum):
@@ -281,15 +275,37 @@ class Node(Struct, frozen=True, kw_only=True):
     host: Annotated[Host, about("Host name, address, or directory of a unix socket")]
     port: Annotated[Port, about("Port")] = 5432
     weight: Annotated[Annotated[int, Meta(ge=0, le=1000)], about("Share of the reads; 0: none")] = 1
+    priority: Annotated[
+        Annotated[int, Meta(ge=0, le=1000)],
+        about("Of two standbys that got equally far the higher one is promoted; 0: never"),
+    ] = 100
 
 
 class Failover(Struct, frozen=True, kw_only=True):
-    """What happens when the primary dies."""
+    """What happens when the primary dies. Commands are lines for /bin/sh."""
 
-    mode: Annotated[FailoverMode, about("Who promotes a standby; only follow is available yet")] = FailoverMode.FOLLOW
-    fence_command: Annotated[Name | None, about("Command that stops the old primary (not available yet)")] = None
-    demote_command: Annotated[Name | None, about("Command that makes it a standby again (not available yet)")] = None
-    failover_command: Annotated[Name | None, about("Command that promotes a standby (not available yet)")] = None
+    mode: Annotated[Mode, about("Who promotes a standby: somebody else, the gateway, or failover_command")] = (
+        Mode.FOLLOW
+    )
+    quorum: Annotated[Count, about("Nodes that have to answer before one is promoted; 0: the majority")] = 0
+    max_lag_on_failover: Annotated[
+        Annotated[int, Meta(ge=0, le=2**40, extra={"unit": "B"})],
+        about("Written by the primary and lacking on a standby, above which it is not promoted"),
+    ] = 2**20
+    cool_off: Annotated[Seconds, about("Time from one failover to the next")] = 30.0
+    startup_grace: Annotated[
+        Seconds, about("Time from the start on for a primary that is known from an earlier run alone")
+    ] = 10.0
+    fence_command: Annotated[Name | None, about("Stops the old primary before a standby is promoted")] = None
+    demote_command: Annotated[Name | None, about("Makes the primary a standby of another node, for a switchover")] = (
+        None
+    )
+    failover_command: Annotated[Name | None, about("Promotes a standby, in mode command")] = None
+    rejoin_command: Annotated[Name | None, about("Makes an old primary that came back a standby")] = None
+    command_timeout: Annotated[Seconds, about("Time for a command, then it is killed")] = 30.0
+    step_timeout: Annotated[Seconds, about("Time for a step on a node, such as to stop its receiver")] = 5.0
+    promote_timeout: Annotated[Seconds, about("Time for a standby to become a primary")] = 60.0
+    switchover_timeout: Annotated[Seconds, about("Time for transactions to end before a switchover")] = 5.0
 
 
 class Cluster(Struct, frozen=True, kw_only=True):
@@ -298,6 +314,9 @@ class Cluster(Struct, frozen=True, kw_only=True):
     node: tuple[Node, ...] = ()
     discover: Annotated[Name | None, about("DNS name that lists the nodes (not available yet)")] = None
     failover: Failover = Failover()
+    state_file: Annotated[
+        Path | None, about("What a failover must not forget; unset: beside the topology file, .CLUSTER.state added")
+    ] = None
     tls: Tls = Tls()
     server_check_query: Annotated[Text, about("Query that a healthy node answers")] = "select 1"
     probe_interval: Annotated[Interval, about("Time between two probes of a healthy node")] = 1.0

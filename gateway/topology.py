@@ -28,7 +28,6 @@ from gateway.settings import (
     AuthType,
     Cluster,
     Database,
-    FailoverMode,
     Listen,
     Node,
     Reads,
@@ -38,6 +37,7 @@ from gateway.settings import (
     expected,
     keys,
 )
+from health.view import Mode
 
 # "unix:/run/gateway", "[::1]:6432", "localhost:6432"
 LISTEN = re.compile(r"unix:(?P<folder>.+)|(?:\[(?P<v6>[\w:.%]+)\]|(?P<host>[^:/]+)):(?P<port>\d{1,5})", re.ASCII)
@@ -97,10 +97,22 @@ def _read(path: str) -> tuple[Settings | None, list[Fault]]:
     settings: Settings = reader.table(Settings, document, "")
     front = settings.front
     listen = tuple(structs.replace(a, port=front.unix_port) if a.unix_path else a for a in front.listen)
-    settings = structs.replace(settings, path=path, front=structs.replace(front, listen=listen))
+    settings = structs.replace(
+        settings,
+        path=path,
+        cluster=_with_state_files(settings.cluster, path),
+        front=structs.replace(front, listen=listen),
+    )
     # A value that stands in for a faulty one, or a list that lacks it, is not to be blamed again.
     told = {place for fault in reader.faults for place in (fault.path, fault.path.partition("[")[0])}
     return settings, reader.faults + [fault for fault in _contradictions(settings) if fault.path not in told]
+
+
+def _with_state_files(clusters: dict[str, Cluster], path: str) -> dict[str, Cluster]:
+    return {
+        name: structs.replace(cluster, state_file=cluster.state_file or f"{path}.{name.replace('/', '_')}.state")
+        for name, cluster in clusters.items()
+    }
 
 
 class _Reader:
@@ -239,6 +251,11 @@ def _cluster_faults(path: str, cluster: Cluster) -> Iterator[Fault]:
         yield Fault(f"{path}.discover", "is not available yet", f"write [[{path}.node]]")
     elif not cluster.node:
         yield Fault(f"{path}.node", "is missing", f"write [[{path}.node]] and its name and host")
+    folder = os.path.dirname(cluster.state_file or "")
+    if cluster.failover.mode is not Mode.FOLLOW and not os.access(folder, os.W_OK):
+        yield Fault(f"{path}.state_file", f"cannot be written in {folder}", "choose a directory of the gateway's")
+    if cluster.failover.mode is Mode.COMMAND and cluster.failover.failover_command is None:
+        yield Fault(f"{path}.failover.failover_command", "is missing", "mode command promotes by it")
     nodes = [(f"{path}.node[{number}]", node) for number, node in enumerate(cluster.node)]
     yield from _repeated((f"{where}.name", node.name) for where, node in nodes)
     yield from _repeated((f"{where}.host", f"{node.host} port {node.port}") for where, node in nodes)
@@ -286,8 +303,10 @@ def _warnings(settings: Settings) -> Iterator[str]:
         path = _join("cluster", name)
         if cluster.reads != Reads.PRIMARY:
             yield f"{path}.reads: {cluster.reads} is not available yet, the primary answers reads"
-        if cluster.failover.mode != FailoverMode.FOLLOW:
-            yield f"{path}.failover.mode: {cluster.failover.mode} is not available yet, the gateway follows a promotion"
+        failover, count = cluster.failover, len(cluster.node)
+        needed = failover.quorum or count // 2 + 1
+        if failover.mode != Mode.FOLLOW and needed > count - 1:
+            yield f"{path}.failover.quorum: {needed} of {count} nodes never answer while the primary is down"
     for name, user in settings.user.items():
         if user.reads not in (None, Reads.PRIMARY):
             yield f"{_join('user', name)}.reads: {user.reads} is not available yet, the primary answers reads"

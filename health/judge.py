@@ -18,7 +18,7 @@ from typing import Final, assert_never
 from msgspec import Struct
 from msgspec.structs import replace
 
-from health.view import Admin, ClusterView, Epoch, Node, NodeView, Outcome, ProbeResult, Role, Rules, Status
+from health.view import Admin, ClusterView, Epoch, Memory, Node, NodeView, Outcome, ProbeResult, Role, Rules, Status
 
 # What an error says of the server that sent it: the first prefix of its SQLSTATE that fits. Everything else (28xxx,
 # 3D000, 42501, what an operator's server_check_query raises) says that probe and server are not made for each other.
@@ -43,6 +43,8 @@ class NodeState(Struct, frozen=True):
         rise ... rise + fall - 1    up: each failed probe takes one, a good one goes to the top; below rise it is 0
 
     A node begins at rise: up, but its first probe decides.
+    doubted_at is when the first probe of a run of silence ended, claimed_at when a node first said of itself that it
+    is a primary, moved_at when a standby last received something; None is never.
     """
 
     node: Node
@@ -54,6 +56,9 @@ class NodeState(Struct, frozen=True):
     admin: Admin = Admin.READY
     result: ProbeResult | None = None  # the last one
     answer: ProbeResult | None = None  # the last one that told what the node is
+    doubted_at: float | None = None
+    claimed_at: float | None = None
+    moved_at: float | None = None
 
     @property
     def claims(self) -> bool:
@@ -66,11 +71,15 @@ class NodeState(Struct, frozen=True):
 
 
 class Choice(Struct, frozen=True):
-    """The primary or None, the epoch that it makes, and what is wrong with the nodes that do not belong."""
+    """The primary or None, the epoch that it makes, and what is wrong with the nodes that do not belong.
+
+    usurpers are those among them that became primaries while the one there was lived.
+    """
 
     primary: str | None
     epoch: Epoch
     strangers: dict[str, str]
+    usurpers: tuple[str, ...] = ()
 
 
 def first_state(node: Node, rules: Rules, now: float, addresses: tuple[str, ...] = ()) -> NodeState:
@@ -119,6 +128,16 @@ def judge(state: NodeState, result: ProbeResult, rules: Rules, now: float) -> No
         case _:
             health = top if health >= rules.rise else 0
             status = seen
+    doubted_at, claimed_at, moved_at = state.doubted_at, state.claimed_at, state.moved_at
+    if seen is Status.DOWN:
+        doubted_at = now if doubted_at is None else doubted_at
+    elif seen is not None:
+        doubted_at = None
+    if result.in_recovery is not None:
+        before = state.answer
+        claimed_at = None if result.in_recovery else now if claimed_at is None else claimed_at
+        if before is None or (before.received_lsn, before.received_at) != (result.received_lsn, result.received_at):
+            moved_at = now
     return replace(
         state,
         health=health,
@@ -127,6 +146,9 @@ def judge(state: NodeState, result: ProbeResult, rules: Rules, now: float) -> No
         reason=reason,
         result=result,
         answer=state.answer if result.in_recovery is None else result,
+        doubted_at=doubted_at,
+        claimed_at=claimed_at,
+        moved_at=moved_at,
     )
 
 
@@ -135,23 +157,32 @@ def administer(state: NodeState, admin: Admin) -> NodeState:
     return replace(state, admin=admin)
 
 
-def choose_primary(states: Sequence[NodeState], epoch: Epoch, *, follow: bool = True) -> Choice:
+def choose_primary(states: Sequence[NodeState], memory: Memory, *, follow: bool = True) -> Choice:
     """Decide which node is the primary, once every node was probed or is the only one.
 
     It is the node not in recovery on the newest timeline that anybody was seen on, a node that streams from elsewhere
-    included. The last primary remains it while it is silent, until it says otherwise or a newer timeline appears; when
-    nobody else may promote (not follow), it yields to a newer timeline only once it is down. A new one is adopted only
-    if it is alone in its claim. A single node has no rival: it is the primary until it says that it is in recovery.
+    included. The last primary remains it while it is silent, until it says otherwise or a newer timeline appears. A new
+    one is adopted only if it is alone in its claim. A single node has no rival: it is the primary until it says that it
+    is in recovery.
+
+    When nobody else may promote (not follow), the last primary yields to a newer timeline only once it is down, and not
+    to a node that claimed to be one while it lived. It yields at once to the node that we promote.
     """
-    known, first = epoch, states[0]
+    epoch, first = memory.epoch, states[0]
+    known = epoch
     if len(states) == 1 and (first.answer or first.node.name != epoch.primary):
         known = Epoch(primary=first.node.name)
     identity = known.system_identifier or _common_identity(states)
     own = [state for state in states if not _is_foreign(state, identity)]
     holder = next((state for state in own if state.node.name == known.primary), None)
+    heir = next((state for state in own if state.node.name == memory.promoting), None)
 
+    usurpers = () if follow else _usurpers(own, holder, memory)
+    own = [state for state in own if state.node.name not in usurpers]
     newest = max([known.timeline, *(_timeline(state) for state in own if _is_proof(state))])
-    if not follow and holder is not None and holder.claims and _timeline(holder) >= known.timeline:
+    if heir is not None and heir.claims and _timeline(heir) > known.timeline:
+        holder, newest = heir, _timeline(heir)
+    elif not follow and holder is not None and holder.claims and _timeline(holder) >= known.timeline:
         newest = _timeline(holder)
     top = [state for state in own if state.tells(in_recovery=False) and _timeline(state) == newest]
     alone = [state for state in top if state.claims]
@@ -176,17 +207,50 @@ def choose_primary(states: Sequence[NodeState], epoch: Epoch, *, follow: bool = 
             for state in states
             if _is_foreign(state, identity) or (state.claims and state.node.name != primary)
         },
+        usurpers,
     )
 
 
-def draw_view(name: str, version: int, states: Sequence[NodeState], choice: Choice) -> ClusterView:
+def _usurpers(own: Sequence[NodeState], holder: NodeState | None, memory: Memory) -> tuple[str, ...]:
+    """Find who became a primary while the one there was lived: that one has answered since, and holds itself for it."""
+    lives_since = None
+    if holder is not None and holder.claims and holder.result is not None and holder.result.outcome is Outcome.ANSWERED:
+        lives_since = holder.result.at
+    found = []
+    for state in own:
+        name = state.node.name
+        if name in (memory.promoting, memory.epoch.primary) or not state.tells(in_recovery=False):
+            continue
+        came_later = lives_since is not None and state.claimed_at is not None and state.claimed_at < lives_since
+        if name in memory.usurpers or came_later:
+            found.append(name)
+    return tuple(found)
+
+
+def draw_view(
+    name: str, version: int, states: Sequence[NodeState], choice: Choice, *, held: bool = False
+) -> ClusterView:
     """Put states and choice together; lag is what the primary had written when last asked less what was replayed."""
     written = next(
         (state.answer.current_lsn for state in states if state.node.name == choice.primary and state.answer), None
     )
-    return ClusterView(
-        name, version, choice.epoch, choice.primary, tuple(_draw_node(state, choice, written) for state in states)
-    )
+    nodes = tuple(_draw_node(state, choice, written) for state in states)
+    return ClusterView(name, version, choice.epoch, choice.primary, nodes, held)
+
+
+def remember(memory: Memory, states: Sequence[NodeState], choice: Choice) -> Memory:
+    """Return what is to be remembered of a choice."""
+    before, after = memory.epoch.primary, choice.epoch.primary
+    former = memory.former
+    if before is not None and before != after and before not in former:
+        former = (*former, before)
+    answer = next((state.answer for state in states if state.node.name == choice.primary and state.answer), None)
+    if answer is not None and answer.synchronous_standby_names is not None:
+        names, standbys = answer.synchronous_standby_names, answer.synchronous_standbys
+        if names == memory.synchronous_standby_names and before == after:
+            standbys = max(standbys, memory.synchronous_standbys)  # one that is away may have the last commit
+        memory = replace(memory, synchronous_standby_names=names, synchronous_standbys=standbys)
+    return replace(memory, epoch=choice.epoch, former=former, usurpers=choice.usurpers)
 
 
 def changes(old: ClusterView | None, new: ClusterView) -> list[str]:
@@ -196,6 +260,8 @@ def changes(old: ClusterView | None, new: ClusterView) -> list[str]:
         news.append(f"primary is {new.primary or 'unknown'} on timeline {new.epoch.timeline}")
     elif old.epoch != new.epoch:
         news.append(f"timeline is {new.epoch.timeline}")
+    if new.held != (old is not None and old.held):
+        news.append("transactions wait for the primary to change" if new.held else "transactions go on")
     before = {view.node: view for view in old.nodes} if old else {}
     for view in new.nodes:
         was = before.get(view.node)
@@ -206,16 +272,19 @@ def changes(old: ClusterView | None, new: ClusterView) -> list[str]:
     return news
 
 
-def pause(state: NodeState, view: ClusterView, rules: Rules, now: float, chance: float) -> float:
+def pause(
+    state: NodeState, states: Sequence[NodeState], primary: str | None, rules: Rules, now: float, chance: float
+) -> float:
     """Return the seconds until the next probe of a node; chance is random, 0 to 1.
 
-    It is soon while the last probe contradicts the verdict, or while the cluster has no primary at work.
+    It is soon while the last probe contradicts the verdict, or while the primary is not known to be at work.
     """
     seen = evidence(state.result) if state.result else None
-    primary = view.node(view.primary).status if view.primary else Status.DOWN
+    holder = next((other for other in states if other.node.name == primary), None)
+    in_doubt = holder is None or holder.doubted_at is not None or holder.status in (Status.DOWN, Status.STARTING)
     if state.status is Status.MISCONFIGURED:
         interval = max(rules.probe_interval, min(_PATIENCE, (now - state.since) / 2))
-    elif seen not in (None, state.status) or primary in (Status.DOWN, Status.STARTING):
+    elif seen not in (None, state.status) or in_doubt:
         interval = rules.probe_interval_fast
     else:
         interval = rules.probe_interval
@@ -274,4 +343,5 @@ def _draw_node(state: NodeState, choice: Choice, written: int | None) -> NodeVie
         lag_bytes=None
         if written is None or replayed is None or role is not Role.STANDBY
         else max(0, written - replayed),
+        admin=state.admin,
     )

@@ -20,6 +20,7 @@ from typing import Final, Protocol
 import anyio
 from msgspec.structs import replace
 
+from health import conninfo
 from health.view import Node, Outcome, ProbeResult
 
 # A kept connection outlives a postmaster that hangs, so every so many rounds a new one is made.
@@ -38,7 +39,18 @@ _FULL: Final = f"""\
        (select system_identifier from pg_control_system()), (select timeline_id from pg_control_checkpoint()),
        (select count(*) from pg_stat_wal_receiver), (select status from pg_stat_wal_receiver),
        (select received_tli from pg_stat_wal_receiver)"""
-_QUERIES: Final = (_FULL, _BASIC)
+# What a failover has to know: pg_monitor may see it. Where nothing is received the newest file in pg_wal tells the
+# timeline, as the control file's is that of the last restartpoint.
+_DETAILED: Final = f"""\
+{_FULL},
+       (select extract(epoch from last_msg_receipt_time) from pg_stat_wal_receiver),
+       case when pg_is_in_recovery() then current_setting('primary_conninfo') end, current_setting('cluster_name'),
+       current_setting('synchronous_standby_names'),
+       case when pg_is_in_recovery() then 0
+            else (select count(*) from pg_stat_replication where sync_state <> 'async') end,
+       case when pg_is_in_recovery() and not exists (select from pg_stat_wal_receiver where status = 'streaming')
+            then (select max(substr(name, 1, 8)) from pg_ls_waldir() where name ~ '^[0-9A-F]{{24}}$') end"""
+_QUERIES: Final = (_DETAILED, _FULL, _BASIC)
 _NOT_PERMITTED: Final = ("42501", "42883")  # insufficient_privilege, undefined_function
 
 # Errors of the operating system on our side of the wire.
@@ -112,6 +124,12 @@ class Probe:
             if not _is_answer(error):
                 await self.close()
             return replace(result, **self._explain(error))
+
+    async def open(self) -> Session:
+        """Return a further session to the node, where it was reached last; what it raises is as a session raises it."""
+        address = self._address or next(iter(self._addresses or await self._resolve(self.node.host)))
+        with anyio.fail_after(self._timeout):
+            return await self._connect_to(address, self.node.port)
 
     async def close(self) -> None:
         """Close the connection, if there is one."""
@@ -206,28 +224,51 @@ def _words(error: Exception) -> str:
 
 
 def _read(row: Row, result: ProbeResult) -> ProbeResult:
-    """Add what a row of _FULL or _BASIC says."""
-    in_recovery, walfile, current, received, replayed, *control = row
-    timeline = int(walfile[:8], 16) if walfile else None
-    identifier = streaming = None
-    if control:
-        identifier, checkpoint_timeline, receivers, status, received_timeline = control
-        if receivers == "0":
-            streaming = False
-        elif status is not None:
-            streaming = status == "streaming"
-        if in_recovery == "t":
-            timeline = max(int(checkpoint_timeline or 0), int(received_timeline or 0) if streaming else 0) or None
-    return replace(
+    """Add what a row of _DETAILED, _FULL or _BASIC says."""
+    in_recovery, walfile, current, received, replayed, *more = row
+    result = replace(
         result,
         in_recovery=in_recovery == "t",
-        timeline=timeline,
-        system_identifier=int(identifier) if identifier else None,
+        timeline=int(walfile[:8], 16) if walfile else None,
         current_lsn=_lsn(current),
         received_lsn=_lsn(received),
         replayed_lsn=_lsn(replayed),
-        receiver_streaming=streaming,
     )
+    if not more:
+        return result
+    identifier, checkpoint_timeline, receivers, status, received_timeline, *details = more
+    streaming = False if receivers == "0" else None if status is None else status == "streaming"
+    result = replace(result, system_identifier=int(identifier) if identifier else None, receiver_streaming=streaming)
+    newest = None
+    if details:
+        heard, text, cluster_name, synchronous, standbys, newest = details
+        result = replace(
+            result,
+            received_at=float(heard) if heard else None,
+            conninfo=text,
+            application_name=_application_name(text, cluster_name),
+            synchronous_standby_names=None if result.in_recovery else synchronous,
+            synchronous_standbys=int(standbys or 0),
+        )
+    if result.in_recovery:
+        seen = (
+            int(checkpoint_timeline or 0),
+            int(received_timeline or 0) if streaming else 0,
+            int(newest, 16) if newest else 0,
+        )
+        result = replace(result, timeline=max(seen) or None)
+    return result
+
+
+def _application_name(text: str | None, cluster_name: str | None) -> str | None:
+    """Return what a standby calls itself to its primary, as walreceiver.c has it."""
+    if text is None:
+        return None
+    try:
+        parameters = conninfo.parse(text)
+    except ValueError:
+        return None
+    return parameters.get("application_name") or cluster_name or "walreceiver"
 
 
 def _lsn(text: str | None) -> int | None:

@@ -62,6 +62,14 @@ class Outcome(enum.StrEnum):
     LOCAL = "local"  # our own trouble (no file descriptors, no memory): says nothing about the node
 
 
+class Mode(enum.StrEnum):
+    """Who makes a standby the primary when there is none."""
+
+    FOLLOW = "follow"  # somebody else
+    PROMOTE = "promote"  # the gateway, by pg_promote
+    COMMAND = "command"  # the gateway, by a command of the operator's
+
+
 class Node(Struct, frozen=True):
     """A server as it is configured; host is a name, an address or the directory of a unix socket."""
 
@@ -69,6 +77,7 @@ class Node(Struct, frozen=True):
     host: str
     port: int = 5432
     weight: int = 1
+    priority: int = 100  # of two standbys that got equally far the higher one is promoted; 0: never
 
 
 class Rules(Struct, frozen=True):
@@ -80,14 +89,19 @@ class Rules(Struct, frozen=True):
     fall: int = 3
     rise: int = 2
     jitter: float = 0.1
-    follow: bool = True  # someone else promotes, so a promotion that we did not ask for is meant
+    mode: Mode = Mode.FOLLOW
+
+    @property
+    def follow(self) -> bool:
+        """Does someone else promote, so that a promotion that we did not ask for is meant?"""
+        return self.mode is Mode.FOLLOW
 
 
 class ProbeResult(Struct, frozen=True):
     """What one round of probing found out; in_recovery is known when the node told what it is, whatever the outcome.
 
-    The timeline of a primary is the one it writes; that of a standby lags until its next restartpoint unless it is
-    streaming and the probe may see so. LSNs are byte positions. latency is that of the last query.
+    The timeline of a primary is the one it writes; that of a standby is the one it receives, or got WAL of last, where
+    the probe may see so, else that of its last restartpoint. LSNs are byte positions; latency is the last query's.
     """
 
     node: str
@@ -104,6 +118,11 @@ class ProbeResult(Struct, frozen=True):
     received_lsn: int | None = None
     replayed_lsn: int | None = None
     receiver_streaming: bool | None = None
+    received_at: float | None = None  # when its receiver last heard of the sender, by the node's own clock
+    conninfo: str | None = None  # a standby's primary_conninfo, which may hold a password
+    application_name: str | None = None  # what a standby is called by its primary
+    synchronous_standby_names: str | None = None  # a primary's
+    synchronous_standbys: int = 0  # how many standbys a primary has that those names fit
 
 
 class NodeView(Struct, frozen=True):
@@ -117,6 +136,7 @@ class NodeView(Struct, frozen=True):
     since: float
     latency: float | None = None
     lag_bytes: int | None = None
+    admin: Admin = Admin.READY
 
 
 class Epoch(Struct, frozen=True):
@@ -129,6 +149,19 @@ class Epoch(Struct, frozen=True):
     system_identifier: int | None = None
     timeline: int = 0
     number: int = 0
+
+
+class Memory(Struct, frozen=True):
+    """What a watch must not forget when the gateway ends: kept in a small file."""
+
+    epoch: Epoch = Epoch()
+    synchronous_standby_names: str = ""  # of the primary, when it told last
+    synchronous_standbys: int = 0
+    promoting: str | None = None  # it was, or is about to be, told to promote
+    promoted_at: float = 0.0  # when a failover last began to promote, in seconds since 1970
+    former: tuple[str, ...] = ()  # nodes that were primaries before
+    usurpers: tuple[str, ...] = ()  # nodes that became primaries while the one there was lived
+    paused: bool = False  # an operator wants no failover
 
 
 class ClusterView(Struct, frozen=True):

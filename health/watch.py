@@ -3,10 +3,9 @@
 1. Nothing is published before every node was probed once: the first to answer may be a primary of yesterday. A single
    node is believed at once.
 2. A view is published when something in it is news, and its version then grows; the figures in `view` are always new.
-3. A hint has a node probed at once, on a new connection, but no more often than each probe_interval_fast.
+3. A hint has a node probed at once, on a new connection, but no more often than four times in probe_interval_fast.
 
-Called by whoever serves the cluster.
-Manual: "Failover".
+Called by whoever serves the cluster, and by health.keeper. Manual: "Failover".
 """
 
 from __future__ import annotations
@@ -14,14 +13,15 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import anyio
 from msgspec.structs import replace
 
 from health import judge
+from health.judge import NodeState
 from health.probe import Probe
-from health.view import Admin, ClusterView, Epoch, Rules, Status
+from health.view import Admin, ClusterView, Memory, Node, Rules, Status
 
 log = logging.getLogger(__name__)
 
@@ -36,39 +36,61 @@ class Watch:
         rules: Rules,
         publish: Callable[[ClusterView], None],
         *,
+        memory: Memory | None = None,
         after: ClusterView | None = None,
         clock: Callable[[], float] = time.monotonic,
         chance: Callable[[], float] = random.random,
     ) -> None:
-        self._probes = probes
+        self.probes = {probe.node.name: probe for probe in probes}
+        self.started_at = clock()
         self._rules = rules
         self._publish = publish
         self._clock = clock
         self._chance = chance
         known = {(old.node.host, old.node.port): old.addresses for old in after.nodes} if after else {}
+        admins = {old.node.name: old.admin for old in after.nodes} if after else {}
         self._states = {
-            probe.node.name: judge.first_state(
-                probe.node, rules, clock(), known.get((probe.node.host, probe.node.port), ())
+            probe.node.name: judge.administer(
+                judge.first_state(probe.node, rules, clock(), known.get((probe.node.host, probe.node.port), ())),
+                admins.get(probe.node.name, Admin.READY),
             )
             for probe in probes
         }
         self._wakes: dict[str, anyio.Event] = {}
+        self._locks = {name: anyio.Lock() for name in self._states}
         self._hinted: set[str] = set()
+        self._tick = anyio.Event()
         self._published = False
-        epoch, version = (after.epoch, after.version) if after else (Epoch(), 0)
-        self._view = judge.draw_view(cluster, version, list(self._states.values()), judge.Choice(None, epoch, {}))
+        self._held = False
+        self.memory = memory or Memory(epoch=after.epoch if after else Memory().epoch)
+        choice = judge.Choice(None, self.memory.epoch, {})
+        self._view = judge.draw_view(cluster, after.version if after else 0, self.states, choice)
 
     @property
     def view(self) -> ClusterView:
         """The cluster as it is known now, with figures that were not worth publishing."""
         return self._view
 
+    @property
+    def states(self) -> tuple[NodeState, ...]:
+        """What is known of each node."""
+        return tuple(self._states.values())
+
+    @property
+    def is_complete(self) -> bool:
+        """Was every node probed?"""
+        return all(state.result is not None for state in self._states.values())
+
     async def run(self) -> None:
         """Probe all nodes until cancelled."""
         self._draw()
         async with anyio.create_task_group() as tasks:
-            for probe in self._probes:
-                tasks.start_soon(self._tend, probe, name=f"probe of {probe.node.name}")
+            for name, probe in self.probes.items():
+                tasks.start_soon(self._tend, probe, name=f"probe of {name}")
+
+    async def probed(self) -> None:
+        """Wait for the next result of a probe, or the next change by an operator."""
+        await self._tick.wait()
 
     def hint(self, node: str) -> None:
         """Have a node probed at once: it refused a connect, sent 57P01 or 25006, changed in_hot_standby."""
@@ -76,9 +98,26 @@ class Watch:
             self._hinted.add(node)
             self._wake(node)
 
+    async def look(self, nodes: Iterable[str]) -> None:
+        """Probe nodes now, all at once, and wait for their answers."""
+        async with anyio.create_task_group() as tasks:
+            for node in nodes:
+                tasks.start_soon(self._probe, self.probes[node], False)
+
     def administer(self, node: str, admin: Admin) -> None:
         """Take a node out, or give it back; raises KeyError."""
         self._states[node] = judge.administer(self._states[node], admin)
+        self._draw()
+
+    def hold(self, held: bool) -> None:
+        """Let no transaction begin, or let them begin again."""
+        if held != self._held:
+            self._held = held
+            self._draw()
+
+    def note(self, memory: Memory) -> None:
+        """Take a memory that somebody has changed."""
+        self.memory = memory
         self._draw()
 
     async def _tend(self, probe: Probe) -> None:
@@ -89,16 +128,30 @@ class Watch:
                 wake = self._wakes[node] = anyio.Event()
                 fresh = node in self._hinted
                 self._hinted.discard(node)
-                result = await probe.round(fresh=fresh)
-                self._states[node] = judge.judge(self._states[node], result, self._rules, self._clock())
-                self._draw()
-                seconds = judge.pause(self._states[node], self._view, self._rules, self._clock(), self._chance())
-                deaf = min(seconds, self._rules.probe_interval_fast)
+                started = self._clock()
+                await self._probe(probe, fresh)
+                states, primary = self.states, self._view.primary
+                now = self._clock()
+                seconds = judge.pause(self._states[node], states, primary, self._rules, now, self._chance())
+                # From start to start: a probe that was waited for in vain is followed by the next at once.
+                seconds = max(seconds - (now - started), 0.001)
+                deaf = min(seconds, self._rules.probe_interval_fast / 4)
                 await anyio.sleep(deaf)
                 with anyio.move_on_after(seconds - deaf):
                     await wake.wait()
         finally:
             await probe.close()
+
+    async def _probe(self, probe: Probe, fresh: bool) -> None:
+        node = probe.node.name
+        async with self._locks[node]:
+            result = await probe.round(fresh=fresh)
+            before = self._states[node]
+            self._states[node] = judge.judge(before, result, self._rules, self._clock())
+        if before.doubted_at is None and self._states[node].doubted_at is not None and node == self._view.primary:
+            for other in self._states:
+                self._wake(other)  # what the others see of it is wanted now
+        self._draw()
 
     def _wake(self, node: str) -> None:
         if wake := self._wakes.get(node):
@@ -106,11 +159,14 @@ class Watch:
 
     def _draw(self) -> None:
         """Draw the view and publish what is news; all nodes are then probed soon, for one change brings another."""
-        states = list(self._states.values())
-        if len(states) > 1 and any(state.result is None for state in states):
+        tick, self._tick = self._tick, anyio.Event()
+        tick.set()
+        states = self.states
+        if len(states) > 1 and not self.is_complete:
             return
-        choice = judge.choose_primary(states, self._view.epoch, follow=self._rules.follow)
-        view = judge.draw_view(self._view.name, self._view.version, states, choice)
+        choice = judge.choose_primary(states, self.memory, follow=self._rules.follow)
+        self.memory = judge.remember(self.memory, states, choice)
+        view = judge.draw_view(self._view.name, self._view.version, states, choice, held=self._held)
         news = judge.changes(self._view if self._published else None, view)
         if news:
             view = replace(view, version=view.version + 1)
@@ -123,3 +179,8 @@ class Watch:
             self._publish(view)
             for node in self._states:
                 self._wake(node)
+
+    def node(self, name: str | None) -> Node | None:
+        """Return a node as it is configured."""
+        state = self._states.get(name or "")
+        return state.node if state else None

@@ -396,13 +396,13 @@ def test_discovery_is_a_fault(write):
         ),
         (
             ["[cluster.main.failover]", 'mode = "promote"'],
-            "cluster.main.failover.mode: promote is not available yet, the gateway follows a promotion",
+            "cluster.main.failover.quorum: 1 of 1 nodes never answer while the primary is down",
         ),
         (["[user.bi]", 'reads = "standby"'], "user.bi.reads: standby is not available yet, the primary answers reads"),
         (["[metrics]", 'listen = "127.0.0.1:9930"'], "metrics.listen: is not served yet"),
     ],
 )
-def test_promise_that_is_not_kept_yet_is_a_warning(load, lines, warning):
+def test_what_cannot_be_kept_is_a_warning(load, lines, warning):
     assert load(*lines).warnings == (warning,)
 
 

@@ -45,18 +45,14 @@ from gateway.control import (
     View,
 )
 from gateway.logs import set_up
-from gateway.session import Session
-from gateway.settings import PARAMETERS, Cluster, FailoverMode, Settings
+from gateway.settings import PARAMETERS, Settings
 from gateway.supervisor.budget import Ledger
+from gateway.supervisor.clusters import Clusters, check_state_files
 from gateway.supervisor.listeners import Listeners
-from gateway.supervisor.resolver import Resolver
 from gateway.supervisor.workers import Workers
 from gateway.topology import Fault, SettingsError, load
-from gateway.wire.scram import Cache
-from gateway.wire.userlist import Secret, SecretKind, parse
-from health.probe import Probe
-from health.view import ClusterView, Node, Rules
-from health.watch import Watch
+from gateway.wire.userlist import parse
+from health.view import ClusterView
 
 log = logging.getLogger("gateway.supervisor")
 
@@ -72,18 +68,15 @@ class Supervisor:
         self.path = path
         self.settings = load(path)
         self.users = read_users(self.settings)
+        check_state_files(self.settings)
         set_up(self.settings.front, "supervisor")
         workers = self.settings.front.workers
         self.count = len(os.sched_getaffinity(0)) if workers == "auto" else workers
         self.secret = secrets.token_bytes(32)
         self.started_at = time.time()
-        self.views: dict[str, ClusterView] = {}
         self.ledgers: dict[Limit, Ledger] = {}
         self.granted: dict[tuple[int, Limit], int] = {}
-        self.watches: dict[str, tuple[Watch, anyio.CancelScope]] = {}
-        self.watched: dict[str, Cluster] = {}  # as it was when its watch began
-        self.resolver = Resolver()
-        self.cache: Cache = {}
+        self.clusters = Clusters(self._publish, self._running)
         self.answers: dict[int, tuple[list[dict[str, object]], set[int], anyio.Event]] = {}
         self.asked = 0
         self.client_limit = self._raise_limit()
@@ -137,7 +130,7 @@ class Supervisor:
             async with anyio.create_task_group() as self.tasks:
                 for index in range(self.count):
                     self.tasks.start_soon(self.workers.tend, index, self._heard, self._died)
-                self._watch()
+                self.clusters.watch(self.settings, self.users, self.tasks)
                 self.tasks.start_soon(self._tick)
                 await self._obey_signals()
                 self.tasks.cancel_scope.cancel()
@@ -179,6 +172,7 @@ class Supervisor:
         try:
             settings = load(self.path)
             users = read_users(settings)
+            check_state_files(settings)
         except SettingsError as error:
             for fault in error.faults:
                 log.error("reload of %s: %s", self.path, fault)
@@ -186,69 +180,28 @@ class Supervisor:
             raise
         for name in unreloadable(self.settings, settings):
             log.warning("%s has changed: it takes effect at the next start", name)
-        before, self.settings, self.users = self.settings, settings, users
+        self.settings, self.users = settings, users
         set_up(settings.front, "supervisor")
         for index in range(self.count):
             await self.workers.tell(index, self._configure(index))
-        if before.cluster != settings.cluster:
-            self._watch()
+        self.clusters.watch(settings, users, self.tasks)
         log.info("reloaded %s", self.path)
 
     # Health.
 
-    def _watch(self) -> None:
-        """Watch every cluster, each anew whose settings have changed."""
-        for name, (_, scope) in list(self.watches.items()):
-            if self.settings.cluster.get(name) != self.watched[name]:
-                scope.cancel()
-                del self.watches[name]
-        for name, cluster in self.settings.cluster.items():
-            if name in self.watches:
-                continue
-            self.watched[name] = cluster
-            watch = Watch(
-                name,
-                [self._probe(cluster, node) for node in nodes(cluster)],
-                rules(cluster),
-                self._publish,
-                after=self.views.get(name),
-            )
-            scope = anyio.CancelScope()
-            self.watches[name] = (watch, scope)
-            self.tasks.start_soon(self._run_watch, watch, scope)
-
-    async def _run_watch(self, watch: Watch, scope: anyio.CancelScope) -> None:
-        with scope:
-            await watch.run()
-
-    def _probe(self, cluster: Cluster, node: Node) -> Probe:
-        async def connect(address: str, port: int) -> Session:
-            password = cluster.probe_password
-            if password is None and self.users is not None:  # as the file has it now
-                secret = Secret.of(self.users.get(cluster.probe_user, ""))
-                password = secret.text if secret.kind is not SecretKind.SCRAM else None
-            return await Session.connect(
-                address,
-                port,
-                cluster.probe_user,
-                password,
-                cluster.probe_database,
-                timeout=cluster.probe_timeout,
-                options={"application_name": "gateway probe"},
-                cache=self.cache,
-            )
-
-        return Probe(
-            node,
-            connect,
-            self.resolver.resolve,
-            check_query=cluster.server_check_query,
-            timeout=cluster.probe_timeout,
-        )
-
     def _publish(self, view: ClusterView) -> None:
-        self.views[view.name] = view
         self.tasks.start_soon(self.workers.tell_all, View(view))
+
+    async def _running(self, cluster: str) -> int:
+        """Return how many transactions run in a cluster that is held; a worker that does not know yet counts too."""
+        rows = await self.ask("clusters")
+        silent = self.count - len({row["worker"] for row in rows if row["cluster"] == cluster and row["held"]})
+        return silent + sum(int(str(row["running"])) for row in rows if row["cluster"] == cluster)
+
+    @property
+    def views(self) -> dict[str, ClusterView]:
+        """The clusters as they are now."""
+        return self.clusters.views
 
     # What the workers say.
 
@@ -259,9 +212,7 @@ class Supervisor:
             case Demand():
                 self._demanded(index, record)
             case Met():
-                watch = self.watches.get(record.cluster)
-                if watch is not None:
-                    watch[0].hint(record.node)
+                self.clusters.hint(record)
             case CancelElsewhere():
                 owner = (record.pid >> WORKER_SHIFT) - 1
                 if 0 <= owner < self.count and owner != index:
@@ -364,20 +315,3 @@ def unreloadable(before: Settings, after: Settings) -> Iterator[str]:
             and getattr(before.front, name) != getattr(after.front, name)
         ):
             yield f"front.{name}"
-
-
-def nodes(cluster: Cluster) -> list[Node]:
-    """Return a cluster's nodes as health knows them."""
-    return [Node(node.name, node.host, node.port, node.weight) for node in cluster.node]
-
-
-def rules(cluster: Cluster) -> Rules:
-    """Return how a cluster is probed."""
-    return Rules(
-        probe_interval=cluster.probe_interval,
-        probe_interval_fast=cluster.probe_interval_fast,
-        probe_timeout=cluster.probe_timeout,
-        fall=cluster.fall,
-        rise=cluster.rise,
-        follow=cluster.failover.mode is FailoverMode.FOLLOW,
-    )

@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from health import judge
-from health.view import Admin, ClusterView, Epoch, Node, Outcome, ProbeResult, Role, Rules, Status
+from health.view import Admin, ClusterView, Epoch, Memory, Node, Outcome, ProbeResult, Role, Rules, Status
 
 from .worlds import RULES, answered, failed, primary, rejected, roles, standby
 
@@ -120,13 +120,13 @@ def test_judge_rejected_probe_that_told_the_role_renews_the_answer():
 def test_administer_node_in_maintenance_shows_it_and_is_judged_all_the_same():
     state = judge.judge(judge.administer(after(GOOD), Admin.MAINT), GOOD, RULES, 9.0)
     assert state.status is UP
-    choice = judge.choose_primary([state], Epoch())
+    choice = judge.choose_primary([state], Memory())
     (view,) = judge.draw_view("main", 1, [state], choice).nodes
     assert (view.status, view.role) == (Status.MAINT, Role.PRIMARY)
 
 
 def draw(*states: judge.NodeState, epoch: Epoch | None = None) -> ClusterView:
-    return judge.draw_view("main", 1, states, judge.choose_primary(states, epoch or Epoch()))
+    return judge.draw_view("main", 1, states, judge.choose_primary(states, Memory(epoch=epoch or Epoch())))
 
 
 def test_view_lag_is_written_less_replayed_and_unknown_is_not_zero():
@@ -188,22 +188,25 @@ def test_changes_address_moved_is_news():
     ],
 )
 def test_pause_is_short_while_in_doubt(state, seconds):
-    assert judge.pause(state, draw(state), RULES, 9.0, 0.5) == seconds
+    assert judge.pause(state, [state], draw(state).primary, RULES, 9.0, 0.5) == seconds
 
 
 def test_pause_wrong_password_is_tried_ever_less_often():
     state = after(rejected("28P01"))
-    pauses = [judge.pause(state, draw(state), RULES, state.since + age, 0.5) for age in (0.0, 6.0, 20.0, 3600.0)]
+    pauses = [
+        judge.pause(state, [state], draw(state).primary, RULES, state.since + age, 0.5)
+        for age in (0.0, 6.0, 20.0, 3600.0)
+    ]
     assert pauses == [1.0, 3.0, 10.0, 15.0]
 
 
 def test_pause_jitter_spreads_either_way():
     rules = replace(RULES, jitter=0.1)
     state = after(GOOD)
-    pauses = [judge.pause(state, draw(state), rules, 9.0, chance) for chance in (0.0, 0.5, 1.0)]
+    pauses = [judge.pause(state, [state], draw(state).primary, rules, 9.0, chance) for chance in (0.0, 0.5, 1.0)]
     assert pauses == pytest.approx([0.9, 1.0, 1.1])
 
 
 def test_roles_of_nodes_that_never_answered_are_unknown():
     states = [after(GOOD), judge.first_state(Node("pg2", "10.0.0.2"), RULES, 0.0)]
-    assert roles(states, judge.choose_primary(states, Epoch()))["pg2"] is Role.UNKNOWN
+    assert roles(states, judge.choose_primary(states, Memory()))["pg2"] is Role.UNKNOWN

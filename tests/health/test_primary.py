@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from health import judge
 from health.judge import NodeState
-from health.view import Epoch, Node, Outcome, ProbeResult, Role, Status
+from health.view import Epoch, Memory, Node, Outcome, ProbeResult, Role, Status
 
 from .worlds import RULES, SYSTEM, primary, roles, silent, standby
 
@@ -102,7 +102,7 @@ CASES = [
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_primary_situation_is_decided(case):
-    choice = judge.choose_primary(case.states, case.epoch, follow=case.follow)
+    choice = judge.choose_primary(case.states, Memory(epoch=case.epoch), follow=case.follow)
     assert choice.primary == case.primary
     seen = roles(case.states, choice)
     assert {name: seen[name] for name in case.roles} == case.roles
@@ -110,27 +110,29 @@ def test_primary_situation_is_decided(case):
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_primary_asked_again_stays(case):
-    first = judge.choose_primary(case.states, case.epoch, follow=case.follow)
-    assert judge.choose_primary(case.states, first.epoch, follow=case.follow) == first
+    first = judge.choose_primary(case.states, Memory(epoch=case.epoch), follow=case.follow)
+    assert judge.choose_primary(case.states, Memory(epoch=first.epoch), follow=case.follow) == first
 
 
 def test_primary_unseen_promotion_is_remembered_when_its_standby_is_gone():
     old, new = primary("pg1", 1), silent("pg2")
-    choice = judge.choose_primary([old, new, standby("pg3", 2)], P1)
-    choice = judge.choose_primary([old, new, silent("pg3")], choice.epoch)
+    choice = judge.choose_primary([old, new, standby("pg3", 2)], Memory(epoch=P1))
+    choice = judge.choose_primary([old, new, silent("pg3")], Memory(epoch=choice.epoch))
     assert (choice.primary, choice.epoch.timeline) == (None, 2)
 
 
 def test_epoch_number_grows_with_each_primary_alone():
     states = [primary("pg1"), standby("pg2")]
-    choice = judge.choose_primary(states, Epoch())
+    choice = judge.choose_primary(states, Memory())
     assert choice.epoch == Epoch("pg1", SYSTEM, 1, 1)
-    assert judge.choose_primary([standby("pg1"), standby("pg2")], choice.epoch).epoch.number == 1
-    assert judge.choose_primary([standby("pg1"), primary("pg2", 2)], choice.epoch).epoch.number == 2
+    assert judge.choose_primary([standby("pg1"), standby("pg2")], Memory(epoch=choice.epoch)).epoch.number == 1
+    assert judge.choose_primary([standby("pg1"), primary("pg2", 2)], Memory(epoch=choice.epoch)).epoch.number == 2
 
 
 def test_false_primary_reason_tells_both_timelines():
-    choice = judge.choose_primary([primary("pg1", 1), primary("pg2", 2), primary("pg3", 2, system=OTHER)], P2)
+    choice = judge.choose_primary(
+        [primary("pg1", 1), primary("pg2", 2), primary("pg3", 2, system=OTHER)], Memory(epoch=P2)
+    )
     assert choice.strangers == {
         "pg1": "says that it is primary on timeline 1, but the cluster is on 2",
         "pg3": f"system identifier {OTHER} is not that of the cluster",
@@ -168,7 +170,7 @@ def test_primary_random_world_never_has_two_nor_an_older_one(size, results, foll
         if result.node not in states:
             continue
         states[result.node] = judge.judge(states[result.node], result, RULES, float(now))
-        choice = judge.choose_primary(list(states.values()), epoch, follow=follow)
+        choice = judge.choose_primary(list(states.values()), Memory(epoch=epoch), follow=follow)
         view = judge.draw_view("main", 1, list(states.values()), choice)
 
         assert [node.node.name for node in view.nodes if node.role is Role.PRIMARY] == (

@@ -164,7 +164,7 @@ def test_watch_hint_probes_at_once_on_a_new_connection():
     stage.play(plot)
 
 
-def test_watch_hints_in_masses_cause_one_probe_for_each_fast_interval():
+def test_watch_hints_in_masses_cause_four_probes_for_each_fast_interval():
     one = server()
     stage = Stage(one, rules=Rules(probe_interval=3600.0, probe_interval_fast=0.05, jitter=0.0))
 
@@ -174,7 +174,7 @@ def test_watch_hints_in_masses_cause_one_probe_for_each_fast_interval():
         while len(one.sessions) < 4:
             stage.watch.hint("pg1")
             await checkpoint()
-        assert anyio.current_time() - began >= 0.1
+        assert anyio.current_time() - began >= 0.025
 
     stage.play(plot)
 

@@ -1,0 +1,182 @@
+"""The clusters that the supervisor watches and keeps: settings become probes, rules and commands.
+
+1. A cluster whose settings have changed is watched anew; what was known of it (view, memory, who is taken out) stays.
+2. What its watch publishes goes to the workers; what its keeper needs of them is asked through `running`.
+
+Called by supervisor.main. See the section "A failover" of ARCHITECTURE.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import anyio
+from anyio.abc import TaskGroup
+
+from gateway import errors
+from gateway.control import Met
+from gateway.session import Session
+from gateway.settings import Cluster, Settings
+from gateway.supervisor.resolver import Resolver
+from gateway.topology import Fault, SettingsError
+from gateway.wire.scram import Cache
+from gateway.wire.userlist import Secret, SecretKind
+from health.failover import FailoverRules
+from health.keeper import Commands, Keeper
+from health.memory import MemoryFile, MemoryFileError
+from health.probe import Probe
+from health.view import ClusterView, Memory, Node, Rules
+from health.watch import Watch
+
+
+class Clusters:
+    """All clusters of a gateway."""
+
+    def __init__(
+        self,
+        publish: Callable[[ClusterView], None],
+        running: Callable[[str], Awaitable[int]],  # transactions that run in a cluster that is held
+    ) -> None:
+        self.views: dict[str, ClusterView] = {}  # as they were published last
+        self.keepers: dict[str, Keeper] = {}
+        self._publish = publish
+        self._running = running
+        self._scopes: dict[str, anyio.CancelScope] = {}
+        self._watched: dict[str, Cluster] = {}  # as it was when its watch began
+        self._users: dict[str, str] | None = None
+        self._resolver = Resolver()
+        self._cache: Cache = {}
+
+    def watch(self, settings: Settings, users: dict[str, str] | None, tasks: TaskGroup) -> None:
+        """Watch every cluster, each anew whose settings have changed."""
+        self._users = users
+        memories: dict[str, Memory] = {}
+        for name, cluster in list(self._watched.items()):
+            if settings.cluster.get(name) != cluster:
+                self._scopes.pop(name).cancel()
+                memories[name] = self.keepers.pop(name).watch.memory
+                del self._watched[name]
+        for name, cluster in settings.cluster.items():
+            if name not in self._watched:
+                self._watched[name] = cluster
+                scope = self._scopes[name] = anyio.CancelScope()
+                keeper = self.keepers[name] = self._keeper(name, cluster, memories.get(name))
+                tasks.start_soon(_run, keeper, scope, name=f"cluster {name}")
+
+    def hint(self, met: Met) -> None:
+        """A worker has met something that says something about a node."""
+        keeper = self.keepers.get(met.cluster)
+        if keeper is not None:
+            keeper.watch.hint(met.node)
+
+    def keeper(self, name: str) -> Keeper:
+        """Return the keeper of a cluster, of the only one when no name is given. Raises GatewayError."""
+        if not name and len(self.keepers) == 1:
+            return next(iter(self.keepers.values()))
+        if name not in self.keepers:
+            known = ", ".join(self.keepers)
+            raise errors.CONSOLE_VALUE(reason=f"there is no cluster {name or 'without a name'}, choose of {known}")
+        return self.keepers[name]
+
+    def _keeper(self, name: str, cluster: Cluster, memory: Memory | None) -> Keeper:
+        file = MemoryFile(Path(cluster.state_file or ""))
+        failover = cluster.failover
+
+        def publish(view: ClusterView) -> None:
+            self.views[view.name] = view
+            self._publish(view)
+
+        watch = Watch(
+            name,
+            [self._probe(cluster, node) for node in nodes(cluster)],
+            rules(cluster),
+            publish,
+            memory=memory or file.load(),
+            after=self.views.get(name),
+        )
+        return Keeper(
+            watch,
+            FailoverRules(
+                mode=failover.mode,
+                quorum=failover.quorum,
+                max_lag_bytes=failover.max_lag_on_failover,
+                cool_off=failover.cool_off,
+                startup_grace=failover.startup_grace,
+                fences=failover.fence_command is not None,
+                demotes=failover.demote_command is not None,
+            ),
+            Commands(
+                fence=failover.fence_command,
+                demote=failover.demote_command,
+                failover=failover.failover_command,
+                rejoin=failover.rejoin_command,
+                command_timeout=failover.command_timeout,
+                promote_timeout=failover.promote_timeout,
+                switchover_timeout=failover.switchover_timeout,
+                step_timeout=failover.step_timeout,
+            ),
+            file,
+            lambda: self._running(name),
+        )
+
+    def _probe(self, cluster: Cluster, node: Node) -> Probe:
+        async def connect(address: str, port: int) -> Session:
+            password = cluster.probe_password
+            if password is None and self._users is not None:  # as the file has it now
+                secret = Secret.of(self._users.get(cluster.probe_user, ""))
+                password = secret.text if secret.kind is not SecretKind.SCRAM else None
+            return await Session.connect(
+                address,
+                port,
+                cluster.probe_user,
+                password,
+                cluster.probe_database,
+                timeout=cluster.probe_timeout,
+                options={"application_name": "gateway probe"},
+                cache=self._cache,
+            )
+
+        return Probe(
+            node,
+            connect,
+            self._resolver.resolve,
+            check_query=cluster.server_check_query,
+            timeout=cluster.probe_timeout,
+        )
+
+
+async def _run(keeper: Keeper, scope: anyio.CancelScope) -> None:
+    with scope:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(keeper.watch.run)
+            tasks.start_soon(keeper.run)
+
+
+def check_state_files(settings: Settings) -> None:
+    """Raise SettingsError when the state file of a cluster cannot be read."""
+    faults = []
+    for name, cluster in settings.cluster.items():
+        try:
+            MemoryFile(Path(cluster.state_file or "")).load()
+        except MemoryFileError as error:
+            faults.append(Fault(f"cluster.{name}.state_file", str(error)))
+    if faults:
+        raise SettingsError(faults)
+
+
+def nodes(cluster: Cluster) -> list[Node]:
+    """Return a cluster's nodes as health knows them."""
+    return [Node(node.name, node.host, node.port, node.weight, node.priority) for node in cluster.node]
+
+
+def rules(cluster: Cluster) -> Rules:
+    """Return how a cluster is probed."""
+    return Rules(
+        probe_interval=cluster.probe_interval,
+        probe_interval_fast=cluster.probe_interval_fast,
+        probe_timeout=cluster.probe_timeout,
+        fall=cluster.fall,
+        rise=cluster.rise,
+        mode=cluster.failover.mode,
+    )
