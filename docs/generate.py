@@ -69,6 +69,15 @@ VERBS: Final = {
     Verb.SHOW: "Show a table, see below; `SHOW HELP` lists them.",
     Verb.SELECT: "`SELECT 1` and `SELECT version()`, which drivers and monitors ask of any server.",
     Verb.SET: "Taken for the parameters that drivers set, without effect. Settings are changed in the file.",
+    Verb.SWITCHOVER: "Let a standby, the one that got farthest where none is named, and the primary change places. "
+    "Transactions wait meanwhile; those that run may end within `failover.switchover_timeout`, else nothing is "
+    "changed, or with FORCE they are ended.",
+    Verb.PROMOTE: "Make a node the primary while the old one is down, whatever rule forbids it: quorum, lag, "
+    "acknowledged commits that may be elsewhere, mode follow.",
+    Verb.ATTACH: "Give a node back that was taken out.",
+    Verb.DETACH: "Take a standby out: it is not promoted. Its clients may finish, or with NOW are cut.",
+    Verb.PAUSE: "PAUSE FAILOVER: do not promote by itself, from now on, a restart of the gateway included.",
+    Verb.RESUME: "RESUME FAILOVER: undo PAUSE FAILOVER.",
     Verb.RELOAD: "Read the topology file again, as SIGHUP does. An error says that the log tells the faults.",
 }
 
@@ -80,6 +89,7 @@ SHOWN: Final = {
     "servers": "One row for each server connection; `remote_pid` is its process in PostgreSQL.",
     "users": "Every user with a table of its own, forced by a database, or in use.",
     "nodes": "Every node as the probes see it; `reason` says what is wrong with it.",
+    "clusters": "Every cluster: its primary, what is under way, and why there is no failover where one is due.",
     "version": "The version of the gateway.",
     "state": "Whether the gateway is active, and since when.",
     "lists": "How many there are of each thing.",

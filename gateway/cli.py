@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
+import anyio
 import typer
 
 from gateway import __version__, variant
@@ -79,6 +80,38 @@ def demo(
     from gateway.demo import run_demo
 
     raise typer.Exit(run_demo(port, postgres))
+
+
+@app.command()
+def switchover(
+    node: Annotated[
+        str | None, typer.Argument(help="The standby that takes over; the one that got farthest if none.")
+    ] = None,
+    url: Annotated[str | None, typer.Option(help="A running gateway: postgresql://user@host:port.")] = None,
+    config: Annotated[Path, typer.Option(help="The topology file of a gateway on this machine.")] = Path(
+        "topology.toml"
+    ),
+    force: Annotated[bool, typer.Option("--force", help="End the transactions that do not end in time.")] = False,
+) -> None:
+    """Let a standby and the primary change places, without an error for anybody."""
+    from gateway.attach import AttachError, attach
+    from gateway.session import SessionError
+
+    async def order() -> str:
+        session = await attach(url, config)
+        try:
+            quoted = '"' + node.replace('"', '""') + '"' if node else ""
+            await session.query(f"SWITCHOVER {quoted} {'FORCE' if force else ''}")
+            return session.notices[0]
+        finally:
+            await session.close()
+
+    try:
+        typer.echo(anyio.run(order))
+    except (AttachError, SessionError) as error:
+        _fail(str(error))
+    except OSError as error:
+        _fail(f"the gateway has gone: {error}")
 
 
 def _fail(*lines: str) -> None:

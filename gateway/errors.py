@@ -310,6 +310,7 @@ CONSOLE_ACCESS = define(
 CONSOLE_COMMAND = define("console_command", ERROR, "42601", "invalid command '{command}', use SHOW HELP;")
 CONSOLE_PROTOCOL = define("console_protocol", ERROR, "0A000", "extended query protocol not supported by admin console")
 CONSOLE_VALUE = define("console_value", ERROR, "22023", "{reason}")
+CONSOLE_REFUSED = define("console_refused", ERROR, "55000", "{command} is not done: {reason}")
 CONSOLE_RELOAD = define("console_reload", ERROR, "F0000", "RELOAD failed, see logs for additional details")
 
 # Ourselves.

@@ -3,7 +3,7 @@
 1. It buffers no more than 16 MB of an answer.
 2. After an error that the server reported and survived it can be used again; after any other it is closed.
 
-Called by supervisor.main for probes and auth_query, by cli for top and status.
+Called by supervisor.clusters for probes, by attach for the commands that speak to a running gateway.
 Manual: "Message Flow".
 """
 
@@ -44,6 +44,7 @@ class Session:
         self._incoming = BufferedByteReceiveStream(stream)
         self.parameters: dict[str, str] = {}
         self.columns: list[str] = []  # of the last result
+        self.notices: list[str] = []  # of the last query
 
     @classmethod
     async def connect(
@@ -95,6 +96,7 @@ class Session:
         rows: list[Row] = []
         failure: SessionError | None = None
         size = 0
+        self.notices = []
         try:
             await self._send(messages.query(sql) if values is None else _extended(sql, values))
             while True:
@@ -110,6 +112,8 @@ class Session:
                     case messages.ERROR_RESPONSE:
                         fields = messages.error_fields(body)
                         failure = SessionError(fields["sqlstate"], fields["message"])
+                    case messages.NOTICE_RESPONSE:
+                        self.notices.append(messages.error_fields(body)["message"])
                     case messages.PARAMETER_STATUS:
                         name, value = messages.cstrings(body)
                         self.parameters[name] = value

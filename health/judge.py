@@ -260,6 +260,10 @@ def changes(old: ClusterView | None, new: ClusterView) -> list[str]:
         news.append(f"primary is {new.primary or 'unknown'} on timeline {new.epoch.timeline}")
     elif old.epoch != new.epoch:
         news.append(f"timeline is {new.epoch.timeline}")
+    if new.paused != (old is not None and old.paused):
+        news.append("failover is paused" if new.paused else "failover goes on")
+    if new.hindrance and (old is None or old.hindrance != new.hindrance):
+        news.append(f"no failover: {new.hindrance}")
     if new.held != (old is not None and old.held):
         news.append("transactions wait for the primary to change" if new.held else "transactions go on")
     before = {view.node: view for view in old.nodes} if old else {}

@@ -68,7 +68,6 @@ class Keeper:
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self.watch = watch
-        self.hindrance = ""  # why no standby is promoted, while the primary is down
         self._rules = rules
         self._commands = commands
         self._file = file
@@ -165,7 +164,7 @@ class Keeper:
             self._begin("roused", node, partial(execute.rouse, self._open(node), self._commands.step_timeout))
         why = failover.hindrance(world)
         is_down = world.primary is not None and world.primary.status is Status.DOWN
-        self._tell(why if is_down and why else "")
+        self.watch.tell(why if is_down and why else "")
         if (why is None or world.memory.promoting is not None) and self._clock() >= self._not_before:
             async with self._busy:
                 await self._fail_over()
@@ -186,15 +185,9 @@ class Keeper:
             log.warning("%s: failover: %s", self.watch.view.name, done)
             self._failures = 0
         except AbandonedError as error:
-            self._tell(str(error))
+            self.watch.tell(str(error))
             self._failures += 1
             self._not_before = self._clock() + min(_PATIENCE, 0.1 * 2**self._failures)
-
-    def _tell(self, why: str) -> None:
-        if why != self.hindrance:
-            self.hindrance = why
-            if why:
-                log.warning("%s: no failover: %s", self.watch.view.name, why)
 
     async def _play(self, plan: Plan) -> str:
         """Do a plan to its end; return what it says."""

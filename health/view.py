@@ -177,6 +177,9 @@ class ClusterView(Struct, frozen=True):
     primary: str | None
     nodes: tuple[NodeView, ...]
     held: bool = False
+    mode: Mode = Mode.FOLLOW
+    paused: bool = False  # an operator wants no failover
+    hindrance: str = ""  # why there is none, while the primary is down
 
     def node(self, name: str) -> NodeView:
         """Return the view of one node; raises KeyError."""

@@ -62,6 +62,7 @@ class Watch:
         self._tick = anyio.Event()
         self._published = False
         self._held = False
+        self._hindrance = ""
         self.memory = memory or Memory(epoch=after.epoch if after else Memory().epoch)
         choice = judge.Choice(None, self.memory.epoch, {})
         self._view = judge.draw_view(cluster, after.version if after else 0, self.states, choice)
@@ -113,6 +114,12 @@ class Watch:
         """Let no transaction begin, or let them begin again."""
         if held != self._held:
             self._held = held
+            self._draw()
+
+    def tell(self, hindrance: str) -> None:
+        """Show why there is no failover; empty while there need be none."""
+        if hindrance != self._hindrance:
+            self._hindrance = hindrance
             self._draw()
 
     def note(self, memory: Memory) -> None:
@@ -167,6 +174,7 @@ class Watch:
         choice = judge.choose_primary(states, self.memory, follow=self._rules.follow)
         self.memory = judge.remember(self.memory, states, choice)
         view = judge.draw_view(self._view.name, self._view.version, states, choice, held=self._held)
+        view = replace(view, mode=self._rules.mode, paused=self.memory.paused, hindrance=self._hindrance)
         news = judge.changes(self._view if self._published else None, view)
         if news:
             view = replace(view, version=view.version + 1)

@@ -35,6 +35,12 @@ class Verb(enum.StrEnum):
     SELECT = "SELECT"  # what drivers ask of any server
     SET = "SET"
     RELOAD = "RELOAD"
+    SWITCHOVER = "SWITCHOVER"
+    PROMOTE = "PROMOTE"
+    ATTACH = "ATTACH"
+    DETACH = "DETACH"
+    PAUSE = "PAUSE"
+    RESUME = "RESUME"
 
 
 class Takes(enum.Enum):
@@ -43,6 +49,9 @@ class Takes(enum.Enum):
     NOTHING = enum.auto()
     TABLE = enum.auto()
     ASSIGNMENT = enum.auto()
+    NODE = enum.auto()  # with an option
+    ANY_NODE = enum.auto()  # which need not be named
+    FAILOVER = enum.auto()  # of a cluster, of the only one where none is named
 
 
 class Command(NamedTuple):
@@ -51,14 +60,19 @@ class Command(NamedTuple):
     takes: Takes
     usage: tuple[str, ...]
     admin: bool = True
+    option: str = ""
 
 
 class Statement(NamedTuple):
-    """One command as it was given; argument is the name that it is about, in lower case."""
+    """One command as it was given.
+
+    argument is the name that it is about: of a table or a parameter in lower case, of a node or a cluster as it is.
+    """
 
     text: str
     verb: Verb
     argument: str = ""
+    has_option: bool = False
 
     @property
     def is_help(self) -> bool:
@@ -85,6 +99,12 @@ COMMANDS: Final[dict[Verb, Command]] = {
     Verb.SELECT: Command(Takes.TABLE, (), admin=False),
     Verb.SET: Command(Takes.ASSIGNMENT, (), admin=False),
     Verb.RELOAD: Command(Takes.NOTHING, ("RELOAD",)),
+    Verb.SWITCHOVER: Command(Takes.ANY_NODE, ("SWITCHOVER [[<cluster>.]<node>] [FORCE]",), option="force"),
+    Verb.PROMOTE: Command(Takes.NODE, ("PROMOTE [<cluster>.]<node>",)),
+    Verb.ATTACH: Command(Takes.NODE, ("ATTACH [<cluster>.]<node>",)),
+    Verb.DETACH: Command(Takes.NODE, ("DETACH [<cluster>.]<node> [NOW]",), option="now"),
+    Verb.PAUSE: Command(Takes.FAILOVER, ("PAUSE FAILOVER [<cluster>]",)),
+    Verb.RESUME: Command(Takes.FAILOVER, ("RESUME FAILOVER [<cluster>]",)),
 }
 
 
@@ -120,7 +140,9 @@ def _statement(text: str, words: Sequence[str]) -> list[Statement]:
     if not words:
         return []
     if (verb := words[0].upper()) in COMMANDS:
-        match COMMANDS[Verb(verb)].takes, words[1:]:
+        command = COMMANDS[Verb(verb)]
+        has_option = len(words) > 1 and bool(command.option) and words[-1].lower() == command.option
+        match command.takes, words[1 : -1 if has_option else None]:
             case Takes.NOTHING, []:
                 return [Statement(text, Verb(verb))]
             case Takes.TABLE, [name]:
@@ -129,4 +151,10 @@ def _statement(text: str, words: Sequence[str]) -> list[Statement]:
                     return [statement]
             case Takes.ASSIGNMENT, [name, sign, _, *_] if sign.lower() in ("=", "to"):
                 return [Statement(text, Verb(verb), name.lower())]
+            case Takes.NODE, [name]:
+                return [Statement(text, Verb(verb), name, has_option)]
+            case Takes.ANY_NODE, [*names] if len(names) < 2:
+                return [Statement(text, Verb(verb), "".join(names), has_option)]
+            case Takes.FAILOVER, [word, *names] if word.lower() == "failover" and len(names) < 2:
+                return [Statement(text, Verb(verb), "".join(names))]
     raise errors.CONSOLE_COMMAND(command=text)

@@ -23,7 +23,8 @@ from gateway.errors import GatewayError, Severity
 from gateway.settings import Settings
 from gateway.topology import SettingsError
 from gateway.wire import messages
-from health.view import ClusterView
+from health.keeper import RefusedError
+from health.view import Admin, ClusterView
 
 log = logging.getLogger("gateway.console")
 
@@ -39,6 +40,22 @@ _WELCOME: Final = {
     "TimeZone": DRIVER_PARAMETERS["timezone"],
     "integer_datetimes": "on",
 }
+
+
+class Keeper(Protocol):
+    """Who keeps a primary in one cluster; its methods raise RefusedError."""
+
+    async def switchover(self, target: str | None = None, *, force: bool = False) -> str:
+        """Let a standby and the primary change places; return what came of it."""
+
+    async def promote(self, target: str) -> str:
+        """Make a node the primary; return what came of it."""
+
+    async def pause(self, paused: bool) -> None:
+        """Fail over no more, or again."""
+
+    def administer(self, node: str, admin: Admin) -> None:
+        """Take a node out, or give it back."""
 
 
 class Gateway(Protocol):
@@ -57,6 +74,12 @@ class Gateway(Protocol):
 
     async def reload(self) -> None:
         """Read the topology file again; raises SettingsError."""
+
+    def keeper(self, cluster: str) -> Keeper:
+        """Return the keeper of a cluster, of the only one when none is named; raises GatewayError."""
+
+    def keeper_of(self, node: str) -> tuple[Keeper, str]:
+        """Return who keeps the cluster of a node, and the node's name in it; raises GatewayError."""
 
     def write(self, client: ClientId, data: bytes, close: bool) -> None:
         """Send to a client, and end its connection if it is to be closed."""
@@ -129,6 +152,8 @@ class Console:
             return await self._run(client, statement)
         except GatewayError as error:
             return error
+        except RefusedError as error:
+            return errors.CONSOLE_REFUSED(command=statement.verb, reason=str(error))
         except Exception:
             log.exception("console: %s", statement.text)
             return errors.INTERNAL()
@@ -154,6 +179,21 @@ class Console:
                 except SettingsError:
                     raise errors.CONSOLE_RELOAD from None
                 return Result("RELOAD")
+            case Verb.SWITCHOVER:
+                keeper, node = self._gateway.keeper_of(statement.argument)
+                done = await keeper.switchover(node or None, force=statement.has_option)
+                return Result("SWITCHOVER", notice=_notice(done))
+            case Verb.PROMOTE:
+                keeper, node = self._gateway.keeper_of(statement.argument)
+                return Result("PROMOTE", notice=_notice(await keeper.promote(node)))
+            case Verb.ATTACH | Verb.DETACH:
+                keeper, node = self._gateway.keeper_of(statement.argument)
+                leaving = Admin.MAINT if statement.has_option else Admin.DRAIN
+                keeper.administer(node, Admin.READY if statement.verb is Verb.ATTACH else leaving)
+                return Result(statement.verb.value)
+            case Verb.PAUSE | Verb.RESUME:
+                await self._gateway.keeper(statement.argument).pause(statement.verb is Verb.PAUSE)
+                return Result(statement.verb.value)
         assert_never(statement.verb)
 
     async def _rows(self, table: Table) -> list[Cells]:

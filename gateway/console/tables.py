@@ -276,7 +276,7 @@ def _config(facts: Facts) -> list[Cells]:
             if value and bare(keys(type(table))[parameter.name].type)[1].get("secret"):
                 value = "****"
             setting = f"{path}.{parameter.name}"
-            changeable = "yes" if parameter.reloadable else "no"
+            changeable = _yes(parameter.reloadable)
             shown = (_text(value), _text(parameter.default), changeable)
             rows.append((_key(parameter, setting), *shown, setting, parameter.unit))
     return sorted(rows, key=lambda row: str(row[0]))
@@ -344,6 +344,19 @@ def _nodes(facts: Facts) -> Iterator[Cells]:
             )
 
 
+def _yes(value: bool) -> str:
+    return "yes" if value else "no"
+
+
+def _clusters(facts: Facts) -> Iterator[Cells]:
+    for name, view in sorted(facts.views.items()):
+        epoch, identifier = view.epoch, view.epoch.system_identifier
+        yield (
+            *(name, view.primary, epoch.timeline, epoch.number, view.mode, _yes(view.held), _yes(view.paused)),
+            *(view.hindrance, None if identifier is None else str(identifier)),
+        )
+
+
 _CONNECTION = _columns(
     "ssssssisissiiississiisi",
     "type user database replication state addr port local_addr local_port connect_time request_time wait wait_us "
@@ -389,6 +402,9 @@ TABLES: Final[dict[str, Table]] = {
             "name host port role status reason since latency_us lag_bytes weight addresses cluster",
         ),
         _nodes,
+    ),
+    "clusters": Table(
+        _columns("ssiqsssss", "name primary timeline epoch mode held paused hindrance system_identifier"), _clusters
     ),
     "version": Table(_columns("s", "version"), _version),
     "state": Table(_columns("ss", "key value"), _state),

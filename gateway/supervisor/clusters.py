@@ -79,6 +79,22 @@ class Clusters:
             raise errors.CONSOLE_VALUE(reason=f"there is no cluster {name or 'without a name'}, choose of {known}")
         return self.keepers[name]
 
+    def keeper_of(self, node: str) -> tuple[Keeper, str]:
+        """Return who keeps the cluster of a node, CLUSTER.NODE where it is not the only one, and the node's own name.
+
+        An empty name is of the only cluster there is. Raises GatewayError.
+        """
+        if not node:
+            return self.keeper(""), ""
+        found = [(keeper, node) for keeper in self.keepers.values() if node in keeper.watch.probes]
+        cluster, _, name = node.partition(".")
+        if cluster in self.keepers and name in self.keepers[cluster].watch.probes:
+            found = [(self.keepers[cluster], name)]
+        if len(found) != 1:
+            why = "is in several clusters, write CLUSTER.NODE" if found else "is in no cluster, see SHOW NODES"
+            raise errors.CONSOLE_VALUE(reason=f"{node} {why}")
+        return found[0]
+
     def _keeper(self, name: str, cluster: Cluster, memory: Memory | None) -> Keeper:
         file = MemoryFile(Path(cluster.state_file or ""))
         failover = cluster.failover

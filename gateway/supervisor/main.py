@@ -52,6 +52,7 @@ from gateway.supervisor.listeners import Listeners
 from gateway.supervisor.workers import Workers
 from gateway.topology import Fault, SettingsError, load
 from gateway.wire.userlist import parse
+from health.keeper import Keeper
 from health.view import ClusterView
 
 log = logging.getLogger("gateway.supervisor")
@@ -277,6 +278,14 @@ class Supervisor:
             waiting.discard(index)
             if not waiting:
                 done.set()
+
+    def keeper(self, cluster: str) -> Keeper:
+        """Return the keeper of a cluster; raises GatewayError."""
+        return self.clusters.keeper(cluster)
+
+    def keeper_of(self, node: str) -> tuple[Keeper, str]:
+        """Return who keeps the cluster of a node, and its name there; raises GatewayError."""
+        return self.clusters.keeper_of(node)
 
     def write(self, client: tuple[int, int], data: bytes, close: bool) -> None:
         """Send bytes to a console client."""

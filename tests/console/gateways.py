@@ -10,7 +10,8 @@ from gateway.settings import Auth, Cluster, Database, Front, Node, PoolMode, Set
 from gateway.topology import Fault, SettingsError
 from gateway.wire import messages
 from health import view
-from health.view import ClusterView, Epoch, NodeView, Role, Status
+from health.keeper import RefusedError
+from health.view import Admin, ClusterView, Epoch, NodeView, Role, Status
 
 ADMIN, LOOKER = (0, 1), (1, 1)
 NOW, TIME = 1000.0, 1_700_000_000.0  # 2023-11-14 22:13:20 UTC
@@ -102,6 +103,32 @@ def connection(**more: Any) -> dict[str, object]:
     }
 
 
+class Keeper:
+    """Notes what it is told to do, or refuses it."""
+
+    def __init__(self) -> None:
+        self.orders: list[tuple[object, ...]] = []
+        self.refusal = ""
+
+    async def switchover(self, target: str | None = None, *, force: bool = False) -> str:
+        return self._take("switchover", target, force)
+
+    async def promote(self, target: str) -> str:
+        return self._take("promote", target)
+
+    async def pause(self, paused: bool) -> None:
+        self._take("pause", paused)
+
+    def administer(self, node: str, admin: Admin) -> None:
+        self._take("administer", node, admin)
+
+    def _take(self, *order: object) -> str:
+        if self.refusal:
+            raise RefusedError(self.refusal)
+        self.orders.append(order)
+        return "pg2 is the primary on timeline 2"
+
+
 class Gateway:
     """What the console is given; tables holds the workers' rows, sent what each client was sent."""
 
@@ -112,6 +139,7 @@ class Gateway:
         self.tables = tables
         self.faulty = False
         self.reloads = 0
+        self.kept = {"main": Keeper()}
         self.sent: dict[tuple[int, int], bytes] = {}
         self.closed: set[tuple[int, int]] = set()
         self.console = Console(self, clock=lambda: NOW, wall_clock=lambda: TIME)
@@ -125,6 +153,12 @@ class Gateway:
         self.reloads += 1
         if self.faulty:
             raise SettingsError([Fault("front", "is wrong")])
+
+    def keeper(self, cluster: str) -> Keeper:
+        return self.kept[cluster or "main"]
+
+    def keeper_of(self, node: str) -> tuple[Keeper, str]:
+        return self.kept["main"], node
 
     def write(self, client: tuple[int, int], data: bytes, close: bool) -> None:
         assert client not in self.closed

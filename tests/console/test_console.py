@@ -9,6 +9,7 @@ import pytest
 from gateway import __version__
 from gateway.console.console import Console
 from gateway.wire import messages
+from health.view import Admin
 from tests.console.gateways import ADMIN, LOOKER, Gateway, pool, run, split
 
 READY = (messages.READY_FOR_QUERY, b"I")
@@ -91,7 +92,40 @@ def test_reload_with_a_fault_is_an_error():
     assert gateway.error("reload") == ("ERROR", "F0000", "RELOAD failed, see logs for additional details")
 
 
-@pytest.mark.parametrize("text", ["reload", "set pool_mode = session"])
+@pytest.mark.parametrize(
+    ("text", "order", "tag"),
+    [
+        ("switchover", ("switchover", None, False), b"SWITCHOVER"),
+        ("switchover pg2 force", ("switchover", "pg2", True), b"SWITCHOVER"),
+        ("promote pg2", ("promote", "pg2"), b"PROMOTE"),
+        ("detach pg2", ("administer", "pg2", Admin.DRAIN), b"DETACH"),
+        ("detach pg2 now", ("administer", "pg2", Admin.MAINT), b"DETACH"),
+        ("attach pg2", ("administer", "pg2", Admin.READY), b"ATTACH"),
+        ("pause failover", ("pause", True), b"PAUSE"),
+        ("resume failover main", ("pause", False), b"RESUME"),
+    ],
+)
+def test_order_about_a_cluster_is_its_keepers(text, order, tag):
+    gateway = Gateway()
+    *_, done, ready = gateway.say(messages.query(text))
+    assert (done, ready) == ((messages.COMMAND_COMPLETE, tag + b"\0"), READY)
+    assert gateway.kept["main"].orders == [order]
+
+
+def test_what_a_switchover_came_to_is_a_notice():
+    notice = Gateway().say(messages.query("switchover"))[0]
+    assert messages.error_fields(notice[1])["message"] == "pg2 is the primary on timeline 2"
+
+
+@pytest.mark.parametrize("text", ["switchover", "promote pg2", "detach pg1", "pause failover"])
+def test_order_that_is_refused_is_one_error_with_the_reason(text):
+    gateway = Gateway()
+    gateway.kept["main"].refusal = "pg1 is up"
+    verb = text.split()[0].upper()
+    assert gateway.error(text) == ("ERROR", "55000", f"{verb} is not done: pg1 is up")
+
+
+@pytest.mark.parametrize("text", ["reload", "set pool_mode = session", "switchover", "pause failover"])
 def test_command_of_who_may_only_look_is_refused(text):
     gateway = Gateway()
     assert gateway.error(text, LOOKER) == ("ERROR", "42501", "admin access needed")

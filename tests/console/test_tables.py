@@ -29,6 +29,7 @@ COLUMNS = {
     "prepared_statements:i id:i | gateway_state:s worker:i",
     "users": "name:s pool_size:s reserve_pool_size:s pool_mode:s max_user_connections:i current_connections:i "
     "max_user_client_connections:i current_client_connections:i",
+    "clusters": "| name:s primary:s timeline:i epoch:q mode:s held:s paused:s hindrance:s system_identifier:s",
     "nodes": "| name:s host:s port:i role:s status:s reason:s since:s latency_us:q lag_bytes:q weight:i addresses:s "
     "cluster:s",
     "version": "version:s",
@@ -334,6 +335,22 @@ def test_config_shows_no_secret():
 
 def test_config_leaves_out_what_an_entry_leaves_to_its_default():
     assert not [key for key in config() if str(key).startswith("database.*.") and key != "database.*.cluster"]
+
+
+def test_clusters_are_those_of_the_views():
+    assert Gateway().table("show clusters") == [
+        {
+            "name": "main",
+            "primary": "pg1",
+            "timeline": "1",
+            "epoch": "1",
+            "mode": "follow",
+            "held": "no",
+            "paused": "no",
+            "hindrance": "",
+            "system_identifier": "7",
+        }
+    ]
 
 
 def test_nodes_are_those_of_the_views():
