@@ -228,20 +228,30 @@ def _usurpers(own: Sequence[NodeState], holder: NodeState | None, memory: Memory
 
 
 def draw_view(
-    name: str, version: int, states: Sequence[NodeState], choice: Choice, *, held: bool = False
+    name: str,
+    version: int,
+    states: Sequence[NodeState],
+    choice: Choice,
+    *,
+    former: Sequence[str] = (),
+    held: bool = False,
 ) -> ClusterView:
-    """Put states and choice together; lag is what the primary had written when last asked less what was replayed."""
+    """Put states and choice together; lag is what the primary had written when last asked less what was replayed.
+
+    A *former* primary is a standby only once it receives from the one there is.
+    """
     written = next(
         (state.answer.current_lsn for state in states if state.node.name == choice.primary and state.answer), None
     )
-    nodes = tuple(_draw_node(state, choice, written) for state in states)
+    nodes = tuple(_draw_node(state, choice, written, state.node.name in former) for state in states)
     return ClusterView(name, version, choice.epoch, choice.primary, nodes, held)
 
 
 def remember(memory: Memory, states: Sequence[NodeState], choice: Choice) -> Memory:
     """Return what is to be remembered of a choice."""
     before, after = memory.epoch.primary, choice.epoch.primary
-    former = memory.former
+    returned = [s.node.name for s in states if _has_returned(s, choice.epoch)]
+    former = tuple(name for name in memory.former if name not in returned)
     if before is not None and before != after and before not in former:
         former = (*former, before)
     answer = next((state.answer for state in states if state.node.name == choice.primary and state.answer), None)
@@ -251,6 +261,14 @@ def remember(memory: Memory, states: Sequence[NodeState], choice: Choice) -> Mem
             standbys = max(standbys, memory.synchronous_standbys)  # one that is away may have the last commit
         memory = replace(memory, synchronous_standby_names=names, synchronous_standbys=standbys)
     return replace(memory, epoch=choice.epoch, former=former, usurpers=choice.usurpers)
+
+
+def _has_returned(state: NodeState, epoch: Epoch) -> bool:
+    """Does a node that was a primary receive from the one there is, as far as the probe may see?"""
+    if state.answer is None or not state.answer.in_recovery:
+        return False
+    streaming = state.answer.receiver_streaming
+    return streaming is None or (streaming and _timeline(state) == epoch.timeline)
 
 
 def changes(old: ClusterView | None, new: ClusterView) -> list[str]:
@@ -327,21 +345,24 @@ def _strangeness(state: NodeState, identity: int | None, newest: int) -> str:
     return f"says that it is primary on timeline {_timeline(state)}, but the cluster is on {newest}"
 
 
-def _draw_node(state: NodeState, choice: Choice, written: int | None) -> NodeView:
+def _draw_node(state: NodeState, choice: Choice, written: int | None, was_primary: bool) -> NodeView:
     name = state.node.name
+    reason = choice.strangers.get(name) or state.reason
     if name == choice.primary:
         role = Role.PRIMARY
     elif name in choice.strangers:
         role = Role.FALSE_PRIMARY if state.claims else Role.UNKNOWN
     else:
-        role = Role.STANDBY if state.tells(in_recovery=True) else Role.UNKNOWN
+        role = Role.STANDBY if state.tells(in_recovery=True) and not was_primary else Role.UNKNOWN
+        if state.tells(in_recovery=True) and state.answer.receiver_streaming is False:  # type: ignore[union-attr]
+            reason = reason or "does not receive from a primary"
     replayed = state.answer.replayed_lsn if state.answer else None
     return NodeView(
         state.node,
         addresses=state.result.addresses if state.result else state.addresses,
         role=role,
         status=state.status if state.admin is Admin.READY else Status(state.admin.value),
-        reason=choice.strangers.get(name) or state.reason,
+        reason=reason,
         since=state.since,
         latency=state.result.latency if state.result else None,
         lag_bytes=None

@@ -173,7 +173,9 @@ class Watch:
             return
         choice = judge.choose_primary(states, self.memory, follow=self._rules.follow)
         self.memory = judge.remember(self.memory, states, choice)
-        view = judge.draw_view(self._view.name, self._view.version, states, choice, held=self._held)
+        view = judge.draw_view(
+            self._view.name, self._view.version, states, choice, former=self.memory.former, held=self._held
+        )
         view = replace(view, mode=self._rules.mode, paused=self.memory.paused, hindrance=self._hindrance)
         news = judge.changes(self._view if self._published else None, view)
         if news:

@@ -142,7 +142,9 @@ def test_watch_follows_a_promotion_and_the_return_of_the_old_primary():
         await stage.until(is_primary("pg2"))
         one.connecting = None
         await stage.until(lambda view: view.node("pg1").role is Role.FALSE_PRIMARY)
-        one.row = STANDBY
+        one.row = STANDBY  # still on the timeline of yesterday
+        await stage.until(lambda view: view.node("pg1").role is Role.UNKNOWN)
+        one.row = (*STANDBY[:-1], "4")
         view = await stage.until(lambda view: view.node("pg1").role is Role.STANDBY)
         assert view.primary == "pg2"
         assert [view.version for view in stage.views] == list(range(1, len(stage.views) + 1))
