@@ -15,6 +15,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from gateway.demo_hooks import Hooks
 from gateway.embedded import Cluster, EmbeddedError, PostgresNode, release, start_guarded, wait_until
 
 LISTEN_TIMEOUT = 30.0
@@ -31,6 +32,11 @@ type = "trust"
 [cluster.main]
 probe_user = "postgres"
 {nodes}
+[cluster.main.failover]
+mode = "promote"
+demote_command = "{demote}"
+rejoin_command = "{rejoin}"
+
 [database."*"]
 cluster = "main"
 
@@ -66,25 +72,29 @@ def run_demo(listen_port: int = 6432, version: str | None = None) -> int:
         return 1
 
 
-def topology(listen_port: int, nodes: Iterable[PostgresNode]) -> str:
+def topology(listen_port: int, nodes: Iterable[PostgresNode], demote: str, rejoin: str) -> str:
     """Write the topology file of a cluster on this machine whose users are all trusted."""
     return TOPOLOGY.format(
-        port=listen_port, nodes="".join(NODE.format(name=node.name, port=node.port) for node in nodes)
+        port=listen_port,
+        nodes="".join(NODE.format(name=node.name, port=node.port) for node in nodes),
+        demote=demote,
+        rejoin=rejoin,
     )
 
 
 def _serve(cluster: Cluster, listen_port: int) -> int:
     cluster.primary.psql("create role demo login; create database demo owner demo;")
     file = cluster.directory / "topology.toml"
-    file.write_text(topology(listen_port, cluster.nodes))
-    gateway = start_guarded([sys.executable, "-m", "gateway", "serve", file], signal.SIGTERM)
-    try:
-        _wait_listening(gateway, listen_port)
-        print(_greeting(cluster, listen_port, file), flush=True)
-        raise EmbeddedError(f"the gateway ended by itself with exit code {gateway.wait()}")
-    finally:
-        _stop(gateway)
-        release(gateway)
+    with Hooks(cluster) as hooks:
+        file.write_text(topology(listen_port, cluster.nodes, hooks.command("demote"), hooks.command("rejoin")))
+        gateway = start_guarded([sys.executable, "-m", "gateway", "serve", file], signal.SIGTERM)
+        try:
+            _wait_listening(gateway, listen_port)
+            print(_greeting(cluster, listen_port, file), flush=True)
+            raise EmbeddedError(f"the gateway ended by itself with exit code {gateway.wait()}")
+        finally:
+            _stop(gateway)
+            release(gateway)
 
 
 def _stop(gateway: subprocess.Popen[bytes]) -> None:
@@ -110,6 +120,8 @@ The gateway serves PostgreSQL on 127.0.0.1:{listen_port}; every user is trusted,
   console  {psql} {where} -U postgres gateway -c 'show pools'
 
 Behind it: {nodes}; {cluster.primary.name} is the primary.
+Try: kill -9 {cluster.primary.pid}, and watch a standby take over; what was killed is started again and rejoins.
+     {shlex.quote(sys.executable)} -m gateway switchover --config {file}
 Settings: {file}
 Ctrl-C ends it all and throws the data away.
 """

@@ -28,7 +28,7 @@ from typing import Any, Literal, Self
 StopMode = Literal["smart", "fast", "immediate"]
 Setting = str | int | float | bool
 
-PROGRAMS = ("initdb", "pg_basebackup", "postgres", "psql")
+PROGRAMS = ("initdb", "pg_basebackup", "pg_rewind", "postgres", "psql")
 PROGRAM_TIMEOUT = 120.0
 START_TIMEOUT = 60.0
 STOP_TIMEOUT = 20.0
@@ -174,6 +174,12 @@ class PostgresNode:
         self.configure(
             primary_conninfo=f"host=127.0.0.1 port={of.port} user=postgres application_name={self.name}",
         )
+
+    def rewind(self, to: "PostgresNode") -> None:
+        """Undo what a stopped node has and a running primary has not; an unclean stop is repaired first."""
+        source = f"host=127.0.0.1 port={to.port} user=postgres dbname=postgres"
+        to.psql("checkpoint")  # else its control file may still tell the old timeline
+        self._run("pg_rewind", "-D", self.data, f"--source-server={source}", "--no-sync")
 
     def configure(self, **settings: Setting) -> None:
         """Set parameters, now if the node runs and they can be reloaded, else at the next start.

@@ -209,7 +209,8 @@ class Keeper:
     async def _do(self, step: Step) -> dict[str, str]:
         """Do one step; return what went wrong, by node."""
         watch, commands = self.watch, self._commands
-        log.info("%s: %s %s", watch.view.name, step.action.value, ", ".join(step.nodes))
+        if step.nodes:
+            log.info("%s: %s %s", watch.view.name, step.action.value, ", ".join(step.nodes))
         old = watch.node(watch.memory.epoch.primary)
         match step.action, step.nodes:
             case Action.HOLD, _:

@@ -174,7 +174,7 @@ def test_ports_when_asked_for_are_free_and_never_given_twice() -> None:
 def test_demo_topology_is_valid(tmp_path: Path) -> None:
     file = tmp_path / "topology.toml"
     nodes = [PostgresNode(f"pg{i}", tmp_path / f"pg{i}", 5000 + i, tmp_path) for i in range(3)]
-    file.write_text(topology(6432, nodes))
+    file.write_text(topology(6432, nodes, "demote", "rejoin"))
     assert check(file) == []
 
 
