@@ -22,15 +22,22 @@ from typing import Self
 from gateway.embedded import Cluster, EmbeddedError, PostgresNode
 
 _TIMEOUT = 120.0  # seconds for a command
-_RESTART = 5.0  # seconds after which a server that has ended is started again
+_RESTART = 5.0
 
 
 class Hooks:
     """Serves the commands of one demo, and watches over its servers, from __enter__ to __exit__."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        restart: float | None = _RESTART,  # seconds after which a server that has ended is started again
+        place: Callable[[PostgresNode], int | None] = lambda _: None,  # the port by which others reach a node
+    ) -> None:
         self.path = cluster.directory / "hooks.sock"
         self._nodes = {node.name: node for node in cluster.nodes}
+        self._restart = restart
+        self._place = place
         self._lock = threading.Lock()  # one thing at a time is done to the servers
         self._ended = threading.Event()
         hooks = self
@@ -66,39 +73,34 @@ class Hooks:
 
     def obey(self, what: str, old: str, new: str) -> str:
         """Demote or rejoin a node; return what went wrong, nothing when nothing did."""
-        steps: dict[str, Callable[[PostgresNode, PostgresNode], None]] = {"demote": _demote, "rejoin": _rejoin}
+        node, other = self._nodes[old], self._nodes[new]
         with self._lock:
             try:
-                steps[what](self._nodes[old], self._nodes[new])
+                node.stop("fast")
+                if what == "rejoin":
+                    _rewind(node, other)
+                node.follow(other, self._place(other))
+                node.start()
             except (EmbeddedError, OSError) as error:
                 return str(error)
         return ""
 
     def _watch(self) -> None:
         missed: dict[str, int] = {}
-        while not self._ended.wait(1):
+        while self._restart is not None and not self._ended.wait(1):
             with self._lock:
                 for node in self._nodes.values():
                     missed[node.name] = 0 if node.is_running else missed.get(node.name, 0) + 1
-                    if missed[node.name] >= _RESTART:
+                    if missed[node.name] >= self._restart:
                         with suppress(EmbeddedError, OSError):  # what a kill left behind may have to end first
                             node.start()
 
 
-def _demote(old: PostgresNode, new: PostgresNode) -> None:
-    old.stop("fast")
-    old.follow(new)
-    old.start()
-
-
-def _rejoin(old: PostgresNode, new: PostgresNode) -> None:
-    old.stop("fast")
+def _rewind(old: PostgresNode, new: PostgresNode) -> None:
     try:
         old.rewind(new)
-    except EmbeddedError:
+    except EmbeddedError:  # too far apart
         old.basebackup(new)
-    old.follow(new)
-    old.start()
 
 
 def main(path: str, *words: str) -> int:

@@ -167,12 +167,15 @@ class PostgresNode:
         self._run("pg_basebackup", "-D", self.data, "-d", source, "-X", "stream", "-c", "fast", "--no-sync")
         self.follow(of)
 
-    def follow(self, of: "PostgresNode") -> None:
-        """Make this node a standby of another from its next start on; a running standby turns to it at once."""
+    def follow(self, of: "PostgresNode", port: int | None = None) -> None:
+        """Make this node a standby of another from its next start on; a running standby turns to it at once.
+
+        A port is given where the other is reached by way of something that stands before it.
+        """
         (self.data / "standby.signal").touch()
         _give(self.data / "standby.signal")
         self.configure(
-            primary_conninfo=f"host=127.0.0.1 port={of.port} user=postgres application_name={self.name}",
+            primary_conninfo=f"host=127.0.0.1 port={port or of.port} user=postgres application_name={self.name}",
         )
 
     def rewind(self, to: "PostgresNode") -> None:

@@ -164,7 +164,7 @@ def _unsure_of_commits(world: World) -> str | None:
         return None
     fitting = [state for state in world.standbys() if rule.fits(_application_name(state))]
     known = max(memory.synchronous_standbys, len(fitting), len(world.states) - 1 if rule.is_for_all else 0)
-    needed = rule.needed(known)
+    needed = rule.needed(known, memory.application_name)
     if len(fitting) < needed:
         return (
             f"{len(fitting)} standbys of synchronous_standby_names are seen, only {needed} of them together are sure "
@@ -321,7 +321,7 @@ def _take_over(world: World) -> Plan:
 
 
 def repairs(world: World) -> list[str]:
-    """Return the standbys that have to be led to the primary, while no failover is under way.
+    """Return the nodes that have to be led to the primary, or be thawed if it is the primary, while no plan runs.
 
     Left alone is who receives from a node of an operator's choice, a cascade included.
     """
@@ -330,11 +330,11 @@ def repairs(world: World) -> list[str]:
         return []
     is_well = primary.status is Status.UP and primary.claims
     found = []
-    for state in world.standbys():
-        if state is primary or state.answer is None or state.answer.conninfo is None:
+    for state in world.seen():
+        if state.answer is None or state.answer.conninfo is None:
             continue
         is_lost = state.answer.receiver_streaming is False and _upstream(world, state) in world.memory.former
-        if conninfo.is_frozen(state.answer.conninfo) or (is_well and is_lost):
+        if conninfo.is_frozen(state.answer.conninfo) or (is_well and is_lost and state in world.standbys()):
             found.append(state.node.name)
     return found
 

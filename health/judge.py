@@ -259,7 +259,12 @@ def remember(memory: Memory, states: Sequence[NodeState], choice: Choice) -> Mem
         names, standbys = answer.synchronous_standby_names, answer.synchronous_standbys
         if names == memory.synchronous_standby_names and before == after:
             standbys = max(standbys, memory.synchronous_standbys)  # one that is away may have the last commit
-        memory = replace(memory, synchronous_standby_names=names, synchronous_standbys=standbys)
+        memory = replace(
+            memory,
+            synchronous_standby_names=names,
+            synchronous_standbys=standbys,
+            application_name=answer.application_name,
+        )
     return replace(memory, epoch=choice.epoch, former=former, usurpers=choice.usurpers)
 
 

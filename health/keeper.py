@@ -172,7 +172,10 @@ class Keeper:
         if why is not None:
             self._failures = 0
         for node in failover.repairs(world):
-            self._lead(node, world.memory.epoch.primary)
+            if node == world.memory.epoch.primary:
+                self._begin("thawed", node, partial(execute.thaw, self._open(node), self._commands.step_timeout))
+            else:
+                self._lead(node, world.memory.epoch.primary)
         if self._commands.rejoin is not None:
             for node in failover.strays(world):
                 self._rejoin(node, world.memory.epoch.primary)
@@ -236,7 +239,6 @@ class Keeper:
             case Action.ADOPT, (node,):
                 await watch.look([node])
                 await self._remember(None)
-                self._begin("thawed", node, partial(execute.thaw, self._open(node), commands.step_timeout))
         return {}
 
     async def _drain(self) -> None:

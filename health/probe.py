@@ -44,7 +44,7 @@ _FULL: Final = f"""\
 _DETAILED: Final = f"""\
 {_FULL},
        (select extract(epoch from last_msg_receipt_time) from pg_stat_wal_receiver),
-       case when pg_is_in_recovery() then current_setting('primary_conninfo') end, current_setting('cluster_name'),
+       current_setting('primary_conninfo'), current_setting('cluster_name'),
        current_setting('synchronous_standby_names'),
        case when pg_is_in_recovery() then 0
             else (select count(*) from pg_stat_replication where sync_state <> 'async') end,

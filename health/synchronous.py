@@ -30,9 +30,13 @@ class Synchronous(Struct, frozen=True):
         """May a standby of this name acknowledge a commit? One whose name is not known might."""
         return self.is_for_all or application_name is None or application_name.lower() in self.names
 
-    def needed(self, known: int) -> int:
-        """Return how many of the standbys that fit have to be seen, *known* being the number there may be of them."""
-        members = known if self.is_for_all else max(known, len(set(self.names)))
+    def needed(self, known: int, own: str | None = None) -> int:
+        """Return how many of the standbys that fit have to be seen, *known* being the number there may be of them.
+
+        The primary's *own* name may stand in a list that is the same on all nodes; it is no standby of itself.
+        """
+        others = set(self.names) - {(own or "").lower()}
+        members = known if self.is_for_all else max(known, len(others))
         return max(1, members - self.count + 1)
 
 

@@ -36,6 +36,7 @@ def pytest_report_header(config: pytest.Config) -> str:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "soak: full sizes, minutes; run with --soak")
+    config.addinivalue_line("markers", "patient: waits longer than others before it fails")
     config.addinivalue_line("markers", "unbuilt(reason): examines what the gateway does not do yet")
 
 

@@ -28,6 +28,7 @@ from .servers import Impostor
 
 Sql = psycopg.Connection[Any]
 LIMITS = {"call": 13.0, "teardown": 7.0}  # seconds for a test and for what follows it, whatever they wait for
+PATIENT = 90.0  # the same for a test marked patient
 SOAK = 600.0  # the same for a test marked soak
 USERS = {"alice": "wonderland", "bob": "builder"}
 
@@ -67,6 +68,8 @@ def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, object, object
 @contextmanager
 def _limited(item: pytest.Item, phase: str) -> Iterator[None]:
     limit = SOAK if item.get_closest_marker("soak") else LIMITS[phase]
+    if item.get_closest_marker("patient"):
+        limit = max(limit, PATIENT)
 
     def too_long(*_: object) -> None:
         pytest.fail(f"{phase} not done within {limit} s")
