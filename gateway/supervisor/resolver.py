@@ -5,7 +5,7 @@
 2. A TTL counts for 1 to 15 seconds: 0 would ask without end, a day would miss a move.
 3. Names without a dot and those in the hosts file are the system's; all others are asked of DNS, search list included.
 
-Called by supervisor.main, for the probes and the workers.
+Called by supervisor.main, for the probes and the workers; by supervisor.discovery, which asks about whole clusters.
 Manual: RFC 1035; resolv.conf(5), hosts(5); dns_max_ttl and SHOW DNS_HOSTS of PgBouncer.
 """
 
@@ -28,6 +28,7 @@ _HOSTS_FILE: Final = Path("/etc/hosts")
 _LIFETIME: Final = 2.0  # of one question to DNS, in seconds
 
 Lookup = Callable[[str], Awaitable[tuple[Sequence[str], float]]]  # host -> addresses and their TTL in seconds
+MakeResolver = Callable[[], dns.asyncresolver.Resolver]  # reads resolv.conf
 
 
 class UnresolvedError(OSError):
@@ -75,7 +76,7 @@ class Resolver:
 
         An address and the directory of a unix socket are their own address.
         """
-        if host.startswith(("/", "@")) or _is_address(host):
+        if host.startswith(("/", "@")) or is_address(host):
             return (host,)
         record = self._records.setdefault(host, _Record())
         async with record.lock:
@@ -98,7 +99,7 @@ class Resolver:
         try:
             addresses, ttl = await self._lookup(host)
         except Exception as error:  # whatever it is, the servers are where they were
-            record.fault = _reason(error)
+            record.fault = reason(error)
         else:
             record.fault = "" if addresses else "name has no address"
             if addresses:
@@ -107,9 +108,9 @@ class Resolver:
 
 
 async def look_up(
-    host: str, dns_resolver: Callable[[], dns.asyncresolver.Resolver] = dns.asyncresolver.Resolver
+    host: str, dns_resolver: MakeResolver = dns.asyncresolver.Resolver, kinds: Sequence[str] = ("A", "AAAA")
 ) -> tuple[list[str], float]:
-    """Ask the system or DNS; the former tells no TTL, so 0. Raises OSError or DNSException.
+    """Ask the system or DNS; the former tells no TTL, so 0, and all families. Raises OSError or DNSException.
 
     DNS is asked by what resolv.conf says now. A family that fails does not matter if the other has an address.
     """
@@ -121,17 +122,15 @@ async def look_up(
     answers: list[dns.resolver.Answer] = []
     failures: list[Exception] = []
 
-    async def ask(kind: str) -> None:
+    async def ask_for(kind: str) -> None:
         try:
-            answers.append(
-                await resolver.resolve(host, kind, search=True, raise_on_no_answer=False, lifetime=_LIFETIME)
-            )
+            answers.append(await ask(resolver, host, kind))
         except (OSError, dns.exception.DNSException) as error:
             failures.append(error)
 
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(ask, "A")
-        tasks.start_soon(ask, "AAAA")
+        for kind in kinds:
+            tasks.start_soon(ask_for, kind)
     answers = [answer for answer in answers if answer.rrset is not None]
     if not answers and failures:
         raise failures[0]
@@ -139,7 +138,13 @@ async def look_up(
     return [record.address for answer in answers for record in answer], ttl
 
 
-def _is_address(host: str) -> bool:
+async def ask(resolver: dns.asyncresolver.Resolver, name: str, kind: str) -> dns.resolver.Answer:
+    """Ask DNS for the records of one kind, of which there may be none; raises OSError or DNSException."""
+    return await resolver.resolve(name, kind, search=True, raise_on_no_answer=False, lifetime=_LIFETIME)
+
+
+def is_address(host: str) -> bool:
+    """Is a host an address, not a name?"""
     try:
         ip_address(host)
     except ValueError:
@@ -155,7 +160,8 @@ def _hosts_file() -> set[str]:
     return {name for line in lines for name in line.partition("#")[0].split()[1:]}
 
 
-def _reason(error: Exception) -> str:
+def reason(error: Exception) -> str:
+    """Say in words why a lookup failed."""
     match error:
         case dns.resolver.NXDOMAIN():
             return "name does not exist"

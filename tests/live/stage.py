@@ -136,10 +136,7 @@ class Stage:
                 ]
             )
         )
-        self.gateway = Gateway.__new__(Gateway)
-        command = [sys.executable, "-m", "gateway", "serve", str(config)]
-        Pooler.__init__(self.gateway, command, self.port, self._directory, config)
-        self.gateway.expected_workers = self.gateway.workers()
+        self.gateway = Keeping(self.port, self._directory, config)
         self.until(lambda view: view["primary"] is not None, "a primary", deadline)
 
     # What is to be seen.
@@ -208,6 +205,18 @@ class Stage:
         """What a node has, asked past the gateway."""
         found = self.node(name).psql("select who, n from seen").splitlines()
         return {(int(who), int(n)) for who, n in (line.split("|") for line in found)}
+
+
+class Keeping(Gateway):
+    """A gateway that starts while clients are already coming."""
+
+    def __init__(self, port: int, directory: Path, config: Path) -> None:
+        command = [sys.executable, "-m", "gateway", "serve", str(config)]
+        Pooler.__init__(self, command, port, directory, config)
+        self.expected_workers = self.workers()
+
+    def busy(self) -> list[object]:
+        return []
 
 
 class Writer(threading.Thread):

@@ -161,6 +161,8 @@ def test_primary_without_a_free_connection_is_saturated(stage):
 
 def test_password_of_the_probe_that_changes_is_told_and_no_failover(stage):
     made = stage(cluster={"probe_user": "prober", "probe_password": "before"})
+    for node in made.cluster.nodes:
+        node.hba(["host all prober 127.0.0.1/32 scram-sha-256", "host all all 127.0.0.1/32 trust"])
     made.node("pg1").psql("alter role prober password 'after'")
     made.node("pg1").psql("select pg_terminate_backend(pid) from pg_stat_activity where usename = 'prober'")
     view = made.until(lambda view: view["nodes"]["pg1"]["status"] == "misconfigured", "it is told")

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 from functools import partial
-from typing import Any
 
 import anyio
 import dns.asyncresolver
-import dns.message
 import dns.rcode
-import dns.rdatatype
 import dns.resolver
-import dns.rrset
 import pytest
 
 from gateway.supervisor import resolver
 from gateway.supervisor.resolver import Host, Resolver, UnresolvedError, look_up
+from tests.supervisor.names import dns_server
 
 
 class Names:
@@ -122,35 +117,6 @@ def test_resolver_many_who_ask_at_once_cause_one_lookup():
     assert names.asked == 1
 
 
-@asynccontextmanager
-async def dns_server(answers: dict[tuple[str, str], Any]) -> AsyncIterator[Callable[[], dns.asyncresolver.Resolver]]:
-    """Serve (name, type) -> (ttl, address...), a name for a CNAME, or a response code; nothing there is NXDOMAIN."""
-
-    async def serve() -> None:
-        async for packet, (host, port) in udp:
-            query = dns.message.from_wire(packet)
-            response = dns.message.make_response(query)
-            name, kind = query.question[0].name, dns.rdatatype.to_text(query.question[0].rdtype)
-            answer = answers.get((name.to_text(), kind), dns.rcode.NXDOMAIN)
-            if isinstance(answer, dns.rcode.Rcode):
-                response.set_rcode(answer)
-            elif answer:
-                ttl, *addresses = answer
-                response.answer.append(dns.rrset.from_text(name, ttl, "IN", kind, *addresses))
-            await udp.sendto(response.to_wire(), host, port)
-
-    def made() -> dns.asyncresolver.Resolver:
-        client = dns.asyncresolver.Resolver(configure=False)
-        client.nameservers = ["127.0.0.1"]
-        client.port = udp.extra_attributes[anyio.abc.SocketAttribute.local_port]()
-        return client
-
-    async with await anyio.create_udp_socket(local_host="127.0.0.1") as udp, anyio.create_task_group() as tasks:
-        tasks.start_soon(serve)
-        yield made
-        tasks.cancel_scope.cancel()
-
-
 @pytest.mark.parametrize(
     ("answers", "found"),
     [
@@ -168,6 +134,16 @@ def test_look_up_asks_dns_for_both_families(answers, found):
 
     addresses, ttl = anyio.run(ask)
     assert (sorted(addresses), ttl) == found
+
+
+def test_look_up_of_one_family_asks_for_no_other():
+    async def query() -> tuple[list[str], float]:
+        answers = {("db.example.", "A"): (), ("db.example.", "AAAA"): (3, "fd00::1")}
+        async with dns_server(answers) as made:
+            assert await look_up("db.example", made, ("A",)) == ([], 0)
+            return await look_up("db.example", made, ("AAAA",))
+
+    assert anyio.run(query) == (["fd00::1"], 3)
 
 
 @pytest.mark.parametrize(
