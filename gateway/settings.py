@@ -274,6 +274,9 @@ class Node(Struct, frozen=True, kw_only=True):
     name: Annotated[Name, about("Name in the console, the logs and the metrics")]
     host: Annotated[Host, about("Host name, address, or directory of a unix socket")]
     port: Annotated[Port, about("Port")] = 5432
+    kind: Annotated[
+        Literal["postgres", "gateway"], about("A server, or a further gateway, of which one that answers is used")
+    ] = "postgres"
     weight: Annotated[Annotated[int, Meta(ge=0, le=1000)], about("Share of the reads; 0: none")] = 1
     priority: Annotated[
         Annotated[int, Meta(ge=0, le=1000)],
@@ -312,7 +315,13 @@ class Cluster(Struct, frozen=True, kw_only=True):
     """One primary and its standbys; which is which is found by asking them."""
 
     node: tuple[Node, ...] = ()
-    discover: Annotated[Name | None, about("DNS name that lists the nodes (not available yet)")] = None
+    discover: Annotated[
+        Name | None, about("Instead of nodes, a name in DNS that lists them: srv:NAME or dns:NAME:PORT")
+    ] = None
+    manager: Annotated[Literal["patroni"] | None, about("Who else promotes, and is asked which node is the leader")] = (
+        None
+    )
+    patroni_urls: Annotated[tuple[Name, ...], about("REST API of Patroni, of one member or more")] = ()
     failover: Failover = Failover()
     state_file: Annotated[
         Path | None, about("What a failover must not forget; unset: beside the topology file, .CLUSTER.state added")
@@ -330,6 +339,11 @@ class Cluster(Struct, frozen=True, kw_only=True):
     reads: Annotated[Reads, about("Who answers reads; only primary is available yet")] = Reads.PRIMARY
     consistency: Annotated[Consistency, about("Whose writes a read on a standby must see")] = Consistency.SESSION
     max_lag: Annotated[Seconds, about("Lag above which a standby answers no reads")] = 0.0
+
+
+def is_of_gateways(cluster: Cluster) -> bool:
+    """Are the nodes of a cluster further gateways?"""
+    return any(node.kind == "gateway" for node in cluster.node)
 
 
 class Database(Struct, frozen=True, kw_only=True):

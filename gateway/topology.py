@@ -35,13 +35,16 @@ from gateway.settings import (
     TlsMode,
     bare,
     expected,
+    is_of_gateways,
     keys,
 )
+from gateway.supervisor.discovery import parse_discover
 from health.view import Mode
 
 # "unix:/run/gateway", "[::1]:6432", "localhost:6432"
 LISTEN = re.compile(r"unix:(?P<folder>.+)|(?:\[(?P<v6>[\w:.%]+)\]|(?P<host>[^:/]+)):(?P<port>\d{1,5})", re.ASCII)
 UNITS = {"": "", "s": ", in seconds", "B": ", in bytes"}
+FOLLOW = "two who promote end in two primaries: use follow"
 SUN_PATH = 107  # bytes of a unix socket's file name on Linux, unix(7)
 
 
@@ -248,9 +251,22 @@ def _contradictions(settings: Settings) -> Iterator[Fault]:
 
 def _cluster_faults(path: str, cluster: Cluster) -> Iterator[Fault]:
     if cluster.discover is not None:
-        yield Fault(f"{path}.discover", "is not available yet", f"write [[{path}.node]]")
+        try:
+            parse_discover(cluster.discover)
+        except ValueError as error:
+            yield Fault(f"{path}.discover", str(error))
+        if cluster.node:
+            yield Fault(f"{path}.discover", "is set beside nodes", f"remove either it or [[{path}.node]]")
     elif not cluster.node:
         yield Fault(f"{path}.node", "is missing", f"write [[{path}.node]] and its name and host")
+    if len({node.kind for node in cluster.node}) > 1:
+        yield Fault(f"{path}.node", "are of several kinds", "a cluster is of servers or of gateways")
+    elif is_of_gateways(cluster) and (cluster.failover.mode is not Mode.FOLLOW or cluster.manager is not None):
+        yield Fault(f"{path}.failover.mode", "is not for gateways", "those that are the nodes promote, or nobody")
+    if cluster.manager is not None and cluster.failover.mode is not Mode.FOLLOW:
+        yield Fault(f"{path}.failover.mode", f"{cluster.failover.mode} is not for a cluster that has a manager", FOLLOW)
+    if (cluster.manager is None) != (not cluster.patroni_urls):
+        yield Fault(f"{path}.patroni_urls", "is for manager patroni, which needs it", '"http://10.0.0.11:8008"')
     folder = os.path.dirname(cluster.state_file or "")
     if cluster.failover.mode is not Mode.FOLLOW and not os.access(folder, os.W_OK):
         yield Fault(f"{path}.state_file", f"cannot be written in {folder}", "choose a directory of the gateway's")
@@ -263,7 +279,7 @@ def _cluster_faults(path: str, cluster: Cluster) -> Iterator[Fault]:
 
 def _database_faults(path: str, database: Database, clusters: dict[str, Cluster]) -> Iterator[Fault]:
     cluster = clusters.get(database.cluster)
-    names = [node.name for node in cluster.node] if cluster else []
+    names = [node.name for node in cluster.node] if cluster and cluster.discover is None else []
     if cluster is None and clusters:
         yield Fault(f"{path}.cluster", f"there is no [{_join('cluster', database.cluster)}]", _one_of(clusters))
     if names and database.node is not None and database.node not in names:
@@ -305,7 +321,7 @@ def _warnings(settings: Settings) -> Iterator[str]:
             yield f"{path}.reads: {cluster.reads} is not available yet, the primary answers reads"
         failover, count = cluster.failover, len(cluster.node)
         needed = failover.quorum or count // 2 + 1
-        if failover.mode != Mode.FOLLOW and needed > count - 1:
+        if count and failover.mode != Mode.FOLLOW and needed > count - 1:
             yield f"{path}.failover.quorum: {needed} of {count} nodes never answer while the primary is down"
     for name, user in settings.user.items():
         if user.reads not in (None, Reads.PRIMARY):

@@ -157,7 +157,9 @@ def administer(state: NodeState, admin: Admin) -> NodeState:
     return replace(state, admin=admin)
 
 
-def choose_primary(states: Sequence[NodeState], memory: Memory, *, follow: bool = True) -> Choice:
+def choose_primary(
+    states: Sequence[NodeState], memory: Memory, *, follow: bool = True, leader: str | None = None
+) -> Choice:
     """Decide which node is the primary, once every node was probed or is the only one.
 
     It is the node not in recovery on the newest timeline that anybody was seen on, a node that streams from elsewhere
@@ -167,6 +169,7 @@ def choose_primary(states: Sequence[NodeState], memory: Memory, *, follow: bool 
 
     When nobody else may promote (not follow), the last primary yields to a newer timeline only once it is down, and not
     to a node that claimed to be one while it lived. It yields at once to the node that we promote.
+    Where a manager names the *leader*, nobody else is the primary, and it is one once it says so itself.
     """
     epoch, first = memory.epoch, states[0]
     known = epoch
@@ -178,6 +181,9 @@ def choose_primary(states: Sequence[NodeState], memory: Memory, *, follow: bool 
     heir = next((state for state in own if state.node.name == memory.promoting), None)
 
     usurpers = () if follow else _usurpers(own, holder, memory)
+    if leader is not None:
+        own = [state for state in own if state.node.name == leader or not state.tells(in_recovery=False)]
+        holder = holder if holder in own else None
     own = [state for state in own if state.node.name not in usurpers]
     newest = max([known.timeline, *(_timeline(state) for state in own if _is_proof(state))])
     if heir is not None and heir.claims and _timeline(heir) > known.timeline:
@@ -209,6 +215,21 @@ def choose_primary(states: Sequence[NodeState], memory: Memory, *, follow: bool 
         },
         usurpers,
     )
+
+
+def choose_gateway(states: Sequence[NodeState], memory: Memory) -> Choice:
+    """Decide which of several gateways is used: the one that was, while it can be; else the highest priority that can.
+
+    A gateway behind this one knows the primary, so what tells nodes apart (timeline, system identifier) is not asked.
+    """
+    epoch = memory.epoch
+    fit = [state for state in states if state.admin is Admin.READY and state.status.serves]
+    if any(state.node.name == epoch.primary for state in fit):
+        return Choice(epoch.primary, epoch, {})
+    if not fit:
+        return Choice(epoch.primary or states[0].node.name, epoch, {})
+    chosen = max(fit, key=lambda state: state.node.priority).node.name
+    return Choice(chosen, Epoch(primary=chosen, number=epoch.number + 1), {})
 
 
 def _usurpers(own: Sequence[NodeState], holder: NodeState | None, memory: Memory) -> tuple[str, ...]:

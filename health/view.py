@@ -90,6 +90,7 @@ class Rules(Struct, frozen=True):
     rise: int = 2
     jitter: float = 0.1
     mode: Mode = Mode.FOLLOW
+    gateways: bool = False  # the nodes are gateways: they know the primary, and any that answers is as good as it
 
     @property
     def follow(self) -> bool:

@@ -20,6 +20,7 @@ from msgspec.structs import replace
 
 from health import judge
 from health.judge import NodeState
+from health.patroni import Managed
 from health.probe import Probe
 from health.view import Admin, ClusterView, Memory, Node, Rules, Status
 
@@ -63,6 +64,8 @@ class Watch:
         self._published = False
         self._held = False
         self._hindrance = ""
+        self._managed: Managed | None = None
+        self._trouble = ""  # of the manager
         self.memory = memory or Memory(epoch=after.epoch if after else Memory().epoch)
         choice = judge.Choice(None, self.memory.epoch, {})
         self._view = judge.draw_view(cluster, after.version if after else 0, self.states, choice)
@@ -122,6 +125,19 @@ class Watch:
             self._hindrance = hindrance
             self._draw()
 
+    def follow(self, managed: Managed | None, trouble: str) -> None:
+        """Take what a manager says of the nodes, or why it says nothing."""
+        if (managed, trouble) == (self._managed, self._trouble):
+            return
+        self._managed, self._trouble = managed, trouble
+        for name, state in self._states.items():
+            node, member = self.probes[name].node, managed.members.get(name) if managed else None
+            if member is not None:
+                weight = 0 if member.noloadbalance else node.weight
+                node = replace(node, weight=weight, priority=0 if member.nofailover else node.priority)
+            self._states[name] = replace(state, node=node)
+        self._draw()
+
     def note(self, memory: Memory) -> None:
         """Take a memory that somebody has changed."""
         self.memory = memory
@@ -171,12 +187,22 @@ class Watch:
         states = self.states
         if len(states) > 1 and not self.is_complete:
             return
-        choice = judge.choose_primary(states, self.memory, follow=self._rules.follow)
+        leader = self._managed.leader if self._managed else None
+        if self._rules.gateways:
+            choice = judge.choose_gateway(states, self.memory)
+        else:
+            choice = judge.choose_primary(states, self.memory, follow=self._rules.follow, leader=leader)
         self.memory = judge.remember(self.memory, states, choice)
         view = judge.draw_view(
             self._view.name, self._view.version, states, choice, former=self.memory.former, held=self._held
         )
-        view = replace(view, mode=self._rules.mode, paused=self.memory.paused, hindrance=self._hindrance)
+        said = "; ".join(self._managed.mismatches) if self._managed else ""
+        view = replace(
+            view,
+            mode=self._rules.mode,
+            paused=self.memory.paused or (self._managed is not None and self._managed.paused),
+            hindrance=self._hindrance or self._trouble or said,
+        )
         news = judge.changes(self._view if self._published else None, view)
         if news:
             view = replace(view, version=view.version + 1)

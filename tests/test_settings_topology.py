@@ -379,12 +379,45 @@ def test_login_by_certificate_or_hba_is_a_fault(write, type):
     assert told == [Fault("front.auth.type", f"{type} is not available yet", "use scram-sha-256")]
 
 
-def test_discovery_is_a_fault(write):
+def test_discovery_that_is_no_name_is_a_fault(write):
     text = MINIMAL.replace("[[cluster.main.node]]", 'discover = "srv:x"').replace('name = "a"', "")
     text = text.replace('host = "10.0.0.1"', "")
     assert [str(f) for f in topology.check(write(text))] == [
-        "cluster.main.discover: is not available yet (write [[cluster.main.node]])"
+        (
+            "cluster.main.discover: 'x' is not the name of a service: "
+            'expected "srv:_postgresql._tcp.NAME" or "dns:NAME:PORT"'
+        )
     ]
+
+
+@pytest.mark.parametrize(
+    ("lines", "fault"),
+    [
+        (
+            ['discover = "dns:db.example.com:5432"'],
+            "discover: is set beside nodes (remove either it or [[cluster.main.node]])",
+        ),
+        (['manager = "patroni"'], 'patroni_urls: is for manager patroni, which needs it ("http://10.0.0.11:8008")'),
+        (
+            ['manager = "patroni"', 'patroni_urls = ["http://a:8008"]', "[cluster.main.failover]", 'mode = "promote"'],
+            (
+                "failover.mode: promote is not for a cluster that has a manager "
+                "(two who promote end in two primaries: use follow)"
+            ),
+        ),
+        (
+            ["[cluster.main.failover]", 'mode = "command"'],
+            "failover.failover_command: is missing (mode command promotes by it)",
+        ),
+        (
+            ["[[cluster.main.node]]", 'name = "b"', 'host = "b"', 'kind = "gateway"'],
+            "node: are of several kinds (a cluster is of servers or of gateways)",
+        ),
+    ],
+)
+def test_what_a_cluster_cannot_be_at_once_is_a_fault(write, lines, fault):
+    text = MINIMAL.replace("[cluster.main]\n", "[cluster.main]\n" + "\n".join(lines) + "\n")
+    assert [str(f) for f in topology.check(write(text))] == [f"cluster.main.{fault}"]
 
 
 @pytest.mark.parametrize(
@@ -483,10 +516,12 @@ def test_example_is_without_fault_and_shows_what_it_does():
     assert all("userlist.txt" in warning for warning in settings.warnings)
 
 
-def test_example_with_every_line_switched_on_lacks_only_discovery(write, tmp_path):
+def test_example_with_every_line_switched_on_contradicts_itself_only_where_it_must(write, tmp_path):
     (tmp_path / "userlist.txt").touch(mode=0o600)
     text = re.sub(r"^#(?=[a-z\[])", "", EXAMPLE.read_text(), flags=re.MULTILINE)
-    assert [fault.path for fault in topology.check(write(text))] == ["cluster.main.discover"]
+    assert [fault.path for fault in topology.check(write(text))] == [
+        "cluster.main.discover"  # beside nodes
+    ]
 
 
 @pytest.mark.parametrize("parameter", PARAMETERS, ids=lambda p: f"{p.section}.{p.name}")

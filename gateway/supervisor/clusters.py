@@ -17,7 +17,8 @@ from anyio.abc import TaskGroup
 from gateway import errors
 from gateway.control import Met
 from gateway.session import Session
-from gateway.settings import Cluster, Settings
+from gateway.settings import Cluster, Settings, is_of_gateways
+from gateway.supervisor.discovery import Change, Directory, parse_discover
 from gateway.supervisor.resolver import Resolver
 from gateway.topology import Fault, SettingsError
 from gateway.wire.scram import Cache
@@ -25,6 +26,7 @@ from gateway.wire.userlist import Secret, SecretKind
 from health.failover import FailoverRules
 from health.keeper import Commands, Keeper
 from health.memory import MemoryFile, MemoryFileError
+from health.patroni import Follower, Report, facts
 from health.probe import Probe
 from health.view import ClusterView, Memory, Node, Rules
 from health.watch import Watch
@@ -32,6 +34,8 @@ from health.watch import Watch
 
 class Clusters:
     """All clusters of a gateway."""
+
+    _tasks: TaskGroup
 
     def __init__(
         self,
@@ -43,6 +47,8 @@ class Clusters:
         self._publish = publish
         self._running = running
         self._scopes: dict[str, anyio.CancelScope] = {}
+        self._searches: dict[str, anyio.CancelScope] = {}
+        self._found: dict[str, tuple[Node, ...]] = {}  # the nodes of a cluster that is discovered
         self._watched: dict[str, Cluster] = {}  # as it was when its watch began
         self._users: dict[str, str] | None = None
         self._resolver = Resolver()
@@ -51,18 +57,46 @@ class Clusters:
     def watch(self, settings: Settings, users: dict[str, str] | None, tasks: TaskGroup) -> None:
         """Watch every cluster, each anew whose settings have changed."""
         self._users = users
-        memories: dict[str, Memory] = {}
+        self._tasks = tasks
         for name, cluster in list(self._watched.items()):
-            if settings.cluster.get(name) != cluster:
-                self._scopes.pop(name).cancel()
-                memories[name] = self.keepers.pop(name).watch.memory
+            other = settings.cluster.get(name)
+            if other is None or other.discover != cluster.discover:
+                self._found.pop(name, None)
+                if name in self._searches:
+                    self._searches.pop(name).cancel()
+            if other is None:
+                self._end(name)
                 del self._watched[name]
         for name, cluster in settings.cluster.items():
-            if name not in self._watched:
+            if self._watched.get(name) != cluster:
                 self._watched[name] = cluster
-                scope = self._scopes[name] = anyio.CancelScope()
-                keeper = self.keepers[name] = self._keeper(name, cluster, memories.get(name))
-                tasks.start_soon(_run, keeper, scope, name=f"cluster {name}")
+                if cluster.discover is not None and name not in self._searches:
+                    scope = self._searches[name] = anyio.CancelScope()
+                    tasks.start_soon(self._search, name, cluster.discover, scope)
+                if cluster.discover is None or name in self._found:
+                    self._begin(name)
+
+    def _begin(self, name: str) -> None:
+        """Watch a cluster from now on, with what is known of it."""
+        memory = self._end(name)
+        cluster = self._watched[name]
+        scope = self._scopes[name] = anyio.CancelScope()
+        keeper = self.keepers[name] = self._keeper(name, cluster, memory)
+        self._tasks.start_soon(_run, keeper, cluster, scope, name=f"cluster {name}")
+
+    def _end(self, name: str) -> Memory | None:
+        if name not in self.keepers:
+            return None
+        self._scopes.pop(name).cancel()
+        return self.keepers.pop(name).watch.memory
+
+    async def _search(self, name: str, discover: str, scope: anyio.CancelScope) -> None:
+        def found(change: Change) -> None:
+            self._found[name] = change.nodes
+            self._begin(name)
+
+        with scope:
+            await Directory(parse_discover(discover)).run(found)
 
     def hint(self, met: Met) -> None:
         """A worker has met something that says something about a node."""
@@ -105,7 +139,7 @@ class Clusters:
 
         watch = Watch(
             name,
-            [self._probe(cluster, node) for node in nodes(cluster)],
+            [self._probe(cluster, node) for node in self._found.get(name, nodes(cluster))],
             rules(cluster),
             publish,
             memory=memory or file.load(),
@@ -159,14 +193,30 @@ class Clusters:
             self._resolver.resolve,
             check_query=cluster.server_check_query,
             timeout=cluster.probe_timeout,
+            shallow=is_of_gateways(cluster),
         )
 
 
-async def _run(keeper: Keeper, scope: anyio.CancelScope) -> None:
+async def _run(keeper: Keeper, cluster: Cluster, scope: anyio.CancelScope) -> None:
     with scope:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(keeper.watch.run)
             tasks.start_soon(keeper.run)
+            if cluster.manager is not None:
+                tasks.start_soon(_follow, keeper.watch, cluster)
+
+
+async def _follow(watch: Watch, cluster: Cluster) -> None:
+    """Let Patroni say who the leader is; while it does not answer the nodes speak for themselves."""
+    from health.fetch import open_http  # half a second to import, for those who have Patroni
+
+    known = [probe.node for probe in watch.probes.values()]
+
+    def report(told: Report) -> None:
+        watch.follow(None if told.cluster is None or told.reason else facts(told.cluster, known), told.reason)
+
+    async with open_http() as get:
+        await Follower(cluster.patroni_urls, get, cluster.probe_interval, cluster.probe_timeout).run(report)
 
 
 def check_state_files(settings: Settings) -> None:
@@ -181,9 +231,9 @@ def check_state_files(settings: Settings) -> None:
         raise SettingsError(faults)
 
 
-def nodes(cluster: Cluster) -> list[Node]:
+def nodes(cluster: Cluster) -> tuple[Node, ...]:
     """Return a cluster's nodes as health knows them."""
-    return [Node(node.name, node.host, node.port, node.weight, node.priority) for node in cluster.node]
+    return tuple(Node(node.name, node.host, node.port, node.weight, node.priority) for node in cluster.node)
 
 
 def rules(cluster: Cluster) -> Rules:
@@ -195,4 +245,5 @@ def rules(cluster: Cluster) -> Rules:
         fall=cluster.fall,
         rise=cluster.rise,
         mode=cluster.failover.mode,
+        gateways=is_of_gateways(cluster),
     )
