@@ -193,7 +193,7 @@ def candidate(world: World) -> NodeState | str:
         fit = [state for state in fit if (_position(state) or 0) >= ahead]
         if not fit:
             return "the standby that may have the last commit may not be promoted"
-    chosen = max(fit, key=lambda state: (_position(state) or 0, state.node.priority))
+    chosen = min(fit, key=_preference)
     written = primary.answer.current_lsn if primary is not None and primary.answer is not None else None
     if written is not None and (lag := written - (_position(chosen) or 0)) > world.rules.max_lag_bytes:
         return f"{chosen.node.name} lacks {lag} bytes that were written (failover.max_lag_on_failover)"
@@ -292,7 +292,7 @@ def successor(world: World) -> str | None:
     fit = [state for state in fit if cannot_switch(world, state.node.name) is None]
     if not fit:
         return None
-    return max(fit, key=lambda state: (_position(state) or 0, state.node.priority)).node.name
+    return min(fit, key=_preference).node.name
 
 
 def _take_over(world: World) -> Plan:
@@ -375,6 +375,11 @@ def _upstream(world: World, state: NodeState) -> str | None:
         if other is not state and place[1] == other.node.port and place[0] in (other.node.host, *addresses):
             return other.node.name
     return None
+
+
+def _preference(state: NodeState) -> tuple[int, int, str]:
+    """Order standbys, the best first; two gateways that look at the same nodes choose the same one."""
+    return -(_position(state) or 0), -state.node.priority, state.node.name
 
 
 def _application_name(state: NodeState) -> str | None:
