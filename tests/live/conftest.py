@@ -115,7 +115,7 @@ def gateway(
 
     yield make
     Client.close_all()
-    for endpoint in made:
+    for endpoint in reversed(made):  # one may stand before another
         _finish(endpoint)
 
 

@@ -158,9 +158,11 @@ class Stage:
         """The row of SHOW CLUSTERS, and under "nodes" those of SHOW NODES by their names."""
         with self.gateway.connect("gateway", password=ADMIN_PASSWORD) as connection:
             cursor = psycopg.ClientCursor(connection, row_factory=dict_row)
-            (row,) = cursor.execute("show clusters").fetchall()
+            rows = cursor.execute("show clusters").fetchall()
             nodes = cursor.execute("show nodes").fetchall()
-        return {**row, "nodes": {node["name"]: node for node in nodes}}
+        if not rows:  # not every node was probed yet
+            return {}
+        return {**rows[0], "nodes": {node["name"]: node for node in nodes}}
 
     def until(self, is_so: Callable[[dict[str, Any]], bool], what: str, deadline: float = SETTLED) -> dict[str, Any]:
         """Wait for the view to be so; return it."""
