@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
-.PHONY: build demo test bench lint format clean
+.PHONY: build demo test soak bench lint format clean
 
 PYTHON ?= python3
 GATEWAY_BUILD ?= release
@@ -22,6 +22,10 @@ test: build lint
 	GATEWAY_IMPL=pure $(BIN)/pytest -m 'not live'
 	$(BIN)/pytest -m live -n 2 --dist loadfile
 	GATEWAY_IMPL=pure $(BIN)/pytest -m 'live and both'
+
+# A hundred schedules of random faults, and the full sizes of other tests: an hour or so.
+soak: build
+	$(BIN)/pytest -m soak --soak -s
 
 bench: build
 	$(BIN)/python -m tests.bench

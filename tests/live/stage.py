@@ -105,8 +105,8 @@ class Stage:
     def _address(self, node: PostgresNode) -> int:
         return self.links[node.name].port if node.name in self.links else node.port
 
-    def start_gateway(self, deadline: float = SETTLED) -> None:
-        """Start the gateway, again where there was one, and wait until it knows a primary."""
+    def start_gateway(self, deadline: float | None = SETTLED) -> None:
+        """Start the gateway, again where there was one, and wait until it knows a primary, unless it need not."""
         failover, cluster, front = self._settings
         config = self._directory / "topology.toml"
         write_userlist(self._directory, {"postgres": ADMIN_PASSWORD})
@@ -137,7 +137,8 @@ class Stage:
             )
         )
         self.gateway = Keeping(self.port, self._directory, config)
-        self.until(lambda view: view["primary"] is not None, "a primary", deadline)
+        if deadline is not None:
+            self.until(lambda view: view["primary"] is not None, "a primary", deadline)
 
     # What is to be seen.
 
@@ -190,7 +191,7 @@ class Stage:
         )
         return str(is_so["primary"])
 
-    def until_whole(self) -> str:
+    def until_whole(self, deadline: float = SETTLED) -> str:
         """Wait until all nodes are up, one a primary and the others standbys that receive from it; return its name."""
 
         def is_whole(view: dict[str, Any]) -> bool:
@@ -201,7 +202,7 @@ class Stage:
                 for row in nodes
             )
 
-        return str(self.until(is_whole, "a whole cluster")["primary"])
+        return str(self.until(is_whole, "a whole cluster", deadline)["primary"])
 
     def rows(self, name: str) -> set[tuple[int, int]]:
         """What a node has, asked past the gateway."""
