@@ -73,7 +73,7 @@ class CancelElsewhere(msgspec.Struct, tag=True, frozen=True):
 
 
 class Ask(msgspec.Struct, tag=True, frozen=True):
-    """A question for rows of a table: pools, clients, servers, stats."""
+    """A question for rows of a table: pools, clients, servers, clusters."""
 
     number: int
     table: str

@@ -31,6 +31,7 @@ from gateway.worker.endpoint import (
 
 if TYPE_CHECKING:
     from gateway.worker.front import Front
+    from health.view import ClusterView
     from gateway.worker.pool import Pool
 
 Row = dict[str, object]
@@ -68,14 +69,28 @@ COUNTERS = (
 
 
 def rows(front: Front, table: str) -> list[Row]:
-    """Return the rows of a table: pools, clients, servers."""
+    """Return the rows of a table: pools, clients, servers, clusters."""
     if table == "pools":
         return [_pool(front, pool) for pool in front.pools.all]
     if table == "clients":
         return [_client(front, client) for client in front.clients.by_id.values() if client.pool is not None]
+    if table == "clusters":
+        return [_cluster(front, name, view) for name, view in front.pools.views.items()]
     if table == "servers":
         return [_server(front, server) for server in front.pools.servers()]
     return []
+
+
+def _cluster(front: Front, name: str, view: ClusterView) -> Row:
+    servers = [server for server in front.pools.servers() if server.pool.settings.cluster == name]
+    return {"cluster": name, "held": view.held, "running": sum(map(_runs, servers))}
+
+
+def _runs(server: Server) -> bool:
+    """Is a server in a transaction, or asked for something?"""
+    if server.client is not None:
+        return not server.client.is_idle()
+    return server.state == SERVER_CLEANUP
 
 
 def _pool(front: Front, pool: Pool) -> Row:
