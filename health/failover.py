@@ -213,19 +213,24 @@ def rousable(world: World) -> list[str]:
 
 
 def failover(world: World, wanted: str | None = None) -> Plan:
-    """Make a standby the primary after the one there was has died. Raises AbandonedError."""
+    """Make a standby the primary after the one there was has died. Raises AbandonedError.
+
+    Those who are seen and frozen are so many that the others are too few to acknowledge a commit: from then on none is
+    that the one who is chosen among them does not have.
+    """
     old = world.memory.epoch.primary
     if world.memory.promoting is None:
         world = yield Step(Action.HOLD)
         world = yield Step(Action.FREEZE, tuple(state.node.name for state in _followers(world)))
-        loose = world.failures
+        failures = world.failures
         if world.rules.fences:
             world = yield Step(Action.FENCE, (old or "",))
             if old in world.failures:
                 yield Step(Action.RELEASE)
                 raise AbandonedError(f"fence_command failed: {world.failures[old]}")
-        loose = {name: why for name, why in loose.items() if world.state(name) in world.standbys()}
-        why = f"{_names(loose)} cannot be kept from receiving: {next(iter(loose.values()))}" if loose else None
+        free = [state.node.name for state in _followers(world) if not _is_frozen(state)]
+        trouble = next((failures[name] for name in free if name in failures), "it has just come back")
+        why = f"{_names(free)} is not kept from receiving: {trouble}" if free else None
         why = why or hindrance(world, wanted)
         if why is not None:
             yield Step(Action.RELEASE)
@@ -380,6 +385,10 @@ def _upstream(world: World, state: NodeState) -> str | None:
 def _preference(state: NodeState) -> tuple[int, int, str]:
     """Order standbys, the best first; two gateways that look at the same nodes choose the same one."""
     return -(_position(state) or 0), -state.node.priority, state.node.name
+
+
+def _is_frozen(state: NodeState) -> bool:
+    return state.answer is not None and state.answer.conninfo is not None and conninfo.is_frozen(state.answer.conninfo)
 
 
 def _application_name(state: NodeState) -> str | None:
