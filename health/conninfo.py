@@ -12,10 +12,18 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from typing import Final
-from urllib.parse import parse_qsl, unquote
+from urllib.parse import unquote
 
-_PAIR = re.compile(r"\s*(?P<key>\w+)\s*=\s*(?:'(?P<quoted>(?:[^'\\]|\\.)*)'|(?P<plain>(?:[^\s'\\]|\\.)*))", re.DOTALL)
+_BLANKS: Final = " \t\n\r\f\v"
+# A quote that is not at the start of a value, and a backslash at the end of the text, are what they are to libpq.
+_PAIR = re.compile(
+    r"\s*(?P<key>\w+)\s*=\s*(?:'(?P<quoted>(?:[^'\\]|\\.)*)'|(?P<plain>(?!')(?:[^\s\\]|\\.?)*))",
+    re.ASCII | re.DOTALL,
+)
 _URI = re.compile(r"postgres(?:ql)?://")
+_URI_PARTS = re.compile(
+    r"(?:(?P<login>[^@/]*)@)?(?P<hosts>[^/?]*)(?:/(?P<database>[^?]*))?(?:\?(?P<query>.*))?", re.DOTALL
+)
 
 # libpq takes the last of a key that is given twice. Nobody listens there: the directory does not exist.
 _FROZEN: Final = " host='/no-primary-while-the-gateway-fails-over' hostaddr=''"
@@ -28,12 +36,12 @@ def parse(text: str) -> dict[str, str]:
         return _parse_uri(text)
     found: dict[str, str] = {}
     at = 0
-    while text[at:].strip():
+    while text[at:].strip(_BLANKS):
         pair = _PAIR.match(text, at)
         if pair is None:
             raise ValueError(f"primary_conninfo is not understood at character {at + 1}")
         value = pair["plain"] if pair["quoted"] is None else pair["quoted"]
-        found[pair["key"]] = re.sub(r"\\(.)", r"\1", value, flags=re.DOTALL)
+        found[pair["key"]] = re.sub(r"\\(.?)", r"\1", value, flags=re.DOTALL)
         at = pair.end()
     return found
 
@@ -66,7 +74,9 @@ def lead(text: str, host: str, port: int) -> str:
 def freeze(text: str) -> str:
     """Return a connection string that leads to nowhere."""
     text = thaw(text)
-    return (build(parse(text)) if _URI.match(text) else text) + _FROZEN
+    # After an open end libpq would take what is appended for a part of the last value.
+    is_open = text.rstrip(_BLANKS).endswith(("=", "\\"))
+    return (build(parse(text)) if is_open or _URI.match(text) else text) + _FROZEN
 
 
 def thaw(text: str) -> str:
@@ -82,30 +92,36 @@ def is_frozen(text: str) -> bool:
 def rouse(text: str) -> str:
     """Return a connection string that says the same in other words, so that its receiver starts again."""
     text = thaw(text)
-    if _URI.match(text):
-        return build(parse(text))
-    return text.rstrip() if text.endswith(" ") else f"{text} "
+    plain = build(parse(text))
+    return plain if plain != text else f"{text} "
 
 
 def _parse_uri(text: str) -> dict[str, str]:
-    rest = text.partition("://")[2]
-    rest, _, query = rest.partition("?")
-    place, _, database = rest.partition("/")
-    login, _, hosts = place.rpartition("@")
-    user, _, password = login.partition(":")
+    parts = _URI_PARTS.fullmatch(text.partition("://")[2])
+    assert parts is not None  # it fits everything
+    user, _, password = (parts["login"] or "").partition(":")
     names, ports = [], []
-    for item in hosts.split(","):
-        name, port = (item, "") if item.endswith("]") or ":" not in item else item.rsplit(":", 1)
-        names.append(unquote(name.removeprefix("[").removesuffix("]")))
-        ports.append(port)
+    for item in parts["hosts"].split(","):
+        at = item.find("]") if item.startswith("[") else 0  # there are colons in an IPv6 address
+        name, _, port = item[at:].partition(":")
+        names.append(unquote(item[1:at] if at > 0 else name))
+        ports.append(unquote(port))
     found = {
         "user": unquote(user),
         "password": unquote(password),
         "host": ",".join(names),
-        "port": ",".join(ports) if any(ports) else "",
-        "dbname": unquote(database),
+        "port": ",".join(ports),
+        "dbname": unquote(parts["database"] or ""),
     }
-    return {key: value for key, value in found.items() if value} | dict(parse_qsl(query, keep_blank_values=True))
+    found = {key: value for key, value in found.items() if value}
+    for item in parts["query"].split("&") if parts["query"] else []:
+        key, equals, value = item.partition("=")
+        if not equals:
+            raise ValueError(f"primary_conninfo is not understood: {unquote(key)} has no value")
+        # As JDBC has it, and libpq after it.
+        key, value = ("sslmode", "require") if (key, value) == ("ssl", "true") else (unquote(key), unquote(value))
+        found[key] = value
+    return found
 
 
 def _quote(value: str) -> str:

@@ -12,7 +12,14 @@ import re
 
 from msgspec import Struct
 
-_TOKEN = re.compile(r'\s*(?:"(?P<quoted>(?:[^"]|"")+)"|(?P<word>[\w$-]+)|(?P<sign>[*(),]))', re.ASCII)
+# As syncrep_scanner.l has it: every character above 127 is a letter.
+_TOKEN = re.compile(
+    r'[ \t\n\r\f\v]*(?:"(?P<quoted>(?:[^"]|"")+)"|(?P<word>[A-Za-z_\x80-\U0010ffff][\w$\x80-\U0010ffff]*)'
+    r"|(?P<digits>[0-9]+)|(?P<star>\*)|(?P<sign>[(),]))",
+    re.ASCII,
+)
+# A letter for each token: M is ANY or FIRST, d a number, n a name.
+_FORM = re.compile(r"(?P<head>M?d\()?[nd](?:,[nd])*(?(head)\))")
 
 
 class Synchronous(Struct, frozen=True):
@@ -42,27 +49,32 @@ class Synchronous(Struct, frozen=True):
 
 def parse(text: str) -> Synchronous | None:
     """Read the parameter; None when commits wait for nobody. Raises ValueError."""
-    words: list[tuple[str, bool]] = []  # with whether it was quoted
+    form, words = "", []
     at = 0
-    while text[at:].strip():
+    while text[at:].strip(" \t\n\r\f\v"):
         token = _TOKEN.match(text, at)
         if token is None:
             raise ValueError(f"synchronous_standby_names is not understood: {text}")
-        quoted = token["quoted"]
-        words.append((quoted.replace('""', '"'), True) if quoted else (token["word"] or token["sign"], False))
+        word = token.group(token.lastgroup or 0)
+        match token.lastgroup:
+            case "quoted":
+                form, word = form + "n", word.replace('""', '"')
+            case "word":
+                form += "M" if word.lower() in ("any", "first") else "n"
+            case "digits":
+                form += "d"
+            case "star":
+                form += "n"
+            case _:
+                form += word
+        words.append(word)
         at = token.end()
     if not words:
         return None
-    count = 1
-    if ("(", False) in words:
-        opening = words.index(("(", False))
-        head = [word for word, _ in words[:opening]]
-        if head[:1] and head[0].lower() in ("any", "first"):
-            head = head[1:]
-        if len(head) != 1 or not head[0].isdigit() or words[-1] != (")", False):
-            raise ValueError(f"synchronous_standby_names is not understood: {text}")
-        count, words = int(head[0]), words[opening + 1 : -1]
-    names = tuple(word.lower() for word, quoted in words if quoted or word != ",")
-    if not names or any(not quoted and word in "()" for word, quoted in words):
+    fit = _FORM.fullmatch(form)
+    head = fit.end("head") if fit and fit["head"] else 0
+    count = int(words[head - 2]) if head else 1
+    if fit is None or count < 1:
         raise ValueError(f"synchronous_standby_names is not understood: {text}")
-    return Synchronous(count, names)
+    names = (word for word, kind in zip(words[head:], form[head:], strict=True) if kind in "nd")
+    return Synchronous(count, tuple(name.lower() for name in names))
