@@ -111,7 +111,7 @@ class Met(msgspec.Struct, tag=True, frozen=True):
 
     cluster: str
     node: str
-    what: str  # refused, reset, silent, or a SQLSTATE
+    what: str  # refused, reset, silent, promoted, or a SQLSTATE
 
 
 class ConsoleOpened(msgspec.Struct, tag=True, frozen=True):

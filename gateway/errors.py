@@ -271,6 +271,13 @@ SERVER_LOST = define(
     "server connection was lost: {reason}",
     "the transaction was rolled back and may be run again",
 )
+COMMIT_UNKNOWN = define(
+    "commit_unknown",
+    ERROR,
+    "08007",
+    "server connection was lost before it was known whether the transaction was committed: {reason}",
+    "check what has become of the transaction before it is run again",
+)
 
 # What pooling does not allow.
 

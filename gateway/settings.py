@@ -236,6 +236,13 @@ class Front(Struct, frozen=True, kw_only=True):
     client_idle_timeout: Annotated[Seconds, about("Longest pause of a client outside a transaction")] = 0.0
     client_login_timeout: Annotated[Seconds, about("Time for a client to log in")] = 60.0
     cancel_wait_timeout: Annotated[Seconds, about("Longest wait of a cancel request for a connection")] = 10.0
+    failover_sqlstate: Annotated[
+        Annotated[str, Meta(pattern="^([0-9A-Z]{5})?$")],
+        about(
+            "SQLSTATE of a transaction lost with its server; empty: 57P01 or 08006",
+            type='five digits or capitals, such as "40001"',
+        ),
+    ] = ""
 
     tcp_keepalive: Annotated[bool, about("Use TCP keepalive, on both sides")] = True
     tcp_keepidle: Annotated[Keepalive, about("Idle time before the first keepalive; 0: the kernel's")] = 0

@@ -121,6 +121,12 @@ class Cycle:
         entries = [self.ring[at & self.mask] for at in range(self.head, self.tail)]
         return [entry & KIND for entry in entries if not entry & SKIP]
 
+    def abandon(self) -> bool:
+        """Undo what hangs on requests that will never be answered; was there a Parse without a name among them?"""
+        while self.changes:
+            self.changes.pop().undo()
+        return any(self.ring[at & self.mask] == OWES_PARSE for at in range(self.head, self.tail))
+
     def request(self, entry: int) -> int:
         """Note that a request (a kind, with SKIP, FAKE, CHANGE) goes out now; a CHANGE is appended by the caller."""
         kind = entry & KIND

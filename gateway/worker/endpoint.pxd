@@ -4,6 +4,8 @@ from gateway.wire.cycle cimport Cycle
 from gateway.wire.prepared cimport Statement
 from gateway.worker.sock cimport Buffer
 
+cdef int RECORD_SIZE
+
 cdef class Endpoint:
     cdef public int fd
     cdef public int kind
@@ -34,6 +36,8 @@ cdef class Client(Endpoint):
     cdef public bint replication
     cdef public bint skip_to_sync
     cdef public int discarding
+    cdef public int status
+    cdef public int losses
     cdef public bytes doom
     cdef public bint notified
     cdef public bint stalled
@@ -51,10 +55,16 @@ cdef class Server(Endpoint):
     cdef public Statement latest
     cdef public long long generation
     cdef public object login
+    cdef public object node
     cdef public object address
+    cdef public Buffer record
+    cdef public int answered
+    cdef public bint is_cut
+    cdef public bint told
     cdef public object adapting
     cdef public bytes refusal
     cdef public bytes last_words
+    cdef public object farewell
     cdef public list foreign
     cdef public bytes key
     cdef public long long unnamed_serial
@@ -69,3 +79,7 @@ cdef class Server(Endpoint):
     cdef public bint discarding
     cdef public bint broken
     cdef public bint reserve
+
+    @cython.locals(size=Py_ssize_t)
+    cpdef int note(self, Buffer buf, Py_ssize_t start, Py_ssize_t end) except -1
+    cpdef int forget(self) except -1

@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from gateway.wire.cycle import Cycle
+from gateway.wire.messages import IDLE
 from gateway.wire.parameters import Parameters
 from gateway.wire.prepared import Held, Names, Statement
 from gateway.worker.sock import Buffer
@@ -46,6 +47,8 @@ SERVER_CANCELED = 5  # free, but a cancel request for it is on its way
 SERVER_CLOSING = 6  # Terminate was sent; still counted until PostgreSQL has ended the session
 SERVER_GONE = 7
 SERVER_STATES = 8
+
+RECORD_SIZE = 4096  # bytes of unanswered requests that are kept, to tell what became of them when their server is lost
 
 # What becomes of a client's message that is passing and is for nobody.
 DISCARD = 1
@@ -94,6 +97,8 @@ class Client(Endpoint):
         self.idle_since = now
         self.replication = False
         self.discarding = 0  # the message that is passing is for nobody (DISCARD, DISCARD_QUERY)
+        self.status = IDLE  # of its transaction while it has no server: FAILED_TRANSACTION if that was lost with one
+        self.losses = 0  # servers lost in a row with one request
         self.doom: bytes | None = None  # the error that its next request gets: its transaction died unasked
         self.skip_to_sync = False  # an error of ours is out: discard all up to Sync, as PostgreSQL does
         self.stalled = False  # goes on when the changes of statements under way are settled (rewrite.STALL)
@@ -130,10 +135,16 @@ class Server(Endpoint):
         self.unnamed_serial = 0  # whose unnamed statement it has: that client's unnamed_serial
         self.login: Any = None
         self.foreign: list[bytes] | None = None  # statements that stand on it under a client's own name
-        self.address: tuple[str, int] | None = None  # where it was connected to
+        self.node: str | None = None  # the name of the node it was connected to
+        self.address: tuple[str, int] | None = None  # where that was
         self.adapting: Parameters | None = None  # what it had before a change of parameters that may be refused
         self.refusal: bytes | None = None  # the error that our own request got
         self.last_words: bytes | None = None  # the FATAL it sent
+        self.farewell = ""  # the WARNING with which it announced its end
+        self.record = Buffer(0)  # what its client has sent since it was owed nothing, up to RECORD_SIZE
+        self.is_cut = False  # that was more
+        self.answered = 0  # ReadyForQuery messages that the client has had since then
+        self.told = False  # has it had anything of an answer since then?
         self.pid = 0
         self.key = b""
         self.connected_at = now
@@ -146,3 +157,17 @@ class Server(Endpoint):
         self.below: Server | None = None  # the next one in the pool's stack of idle servers
         self.reserve = False  # counts against reserve_pool_size
         self.broken = False  # a send failed: read its last words, then close it
+
+    def note(self, buf: Buffer, start: int, end: int) -> int:
+        """Keep what its client has sent, buf[start:end], as far as there is room for it."""
+        if self.is_cut:
+            return 0
+        size = min(end - start, RECORD_SIZE - self.record.end)
+        self.is_cut = size < end - start
+        return self.record.append(buf, start, start + size)
+
+    def forget(self) -> int:
+        """All that its client has sent is answered."""
+        self.record.end = self.answered = 0
+        self.told = self.is_cut = False
+        return 0

@@ -57,7 +57,7 @@ from gateway.worker.endpoint import (
     Endpoint,
     Server,
 )
-from gateway.worker.failing import Failing, with_severity
+from gateway.worker.failing import ABORTED, Failing, with_severity
 from gateway.worker.link import Link
 from gateway.worker.pool import SECOND, Pool, Verb
 from gateway.worker.pools import Pools, oldest_idle
@@ -150,11 +150,10 @@ class Front:
         """Do what the supervisor says."""
         match record:
             case View():
-                for pool in self.pools.see(record.view):
-                    self._moved(pool)
-                for pool in self.pools.all:
-                    if pool.waiting or pool.newcomers:
-                        self.grow(pool)
+                for pool, action in self.pools.see(record.view):
+                    self._act(pool, *action)
+                for pool in self.pools.in_need():
+                    self._serve(pool)
             case Grant():
                 self.pools.grant(record.limit, record.share)
                 for demand in self.pools.demands(self.clients.parked_for(), record.limit):
@@ -176,6 +175,18 @@ class Front:
                 self.drain(record.timeout)
             case Configure():
                 self.configure(record)
+
+    def _serve(self, pool: Pool) -> None:
+        """Give those who wait in a pool what there is, and launch what there is not."""
+        now = self.reactor.now
+        while pool.waiting and (server := pool.acquire(now)) is not None:
+            if server.state == SERVER_IDLE:
+                self.check(server)
+            else:
+                self.link.hand_on(server, pool)
+        while pool.wants_server(now):
+            self.servers.connect(pool)
+        self.grow(pool)
 
     def _moved(self, pool: Pool) -> None:
         """A pool's node is elsewhere: its servers end when they are free."""
@@ -280,24 +291,31 @@ class Front:
         if client is None or server.login is not None:
             self.servers.lost(server, os.strerror(-code) if code else "it closed the connection")
             return
-        words = server.last_words
-        if words is None:
-            reason = os.strerror(-code) if code else "it closed the connection unexpectedly"
-            words = errors.SERVER_LOST(reason=reason).encode()
-        else:
-            self._met(server, words)
-        self.failing.active(client, words)
-        server.client = client.server = None
-        self.servers.lost(server, "it closed the connection")
+        if server.last_words is not None:
+            said = messages.error_fields(server.last_words[5:]).get("message")
+            log.info("server %d (%s): %s", server.pid, server.address, said)
+        self.servers.met(server)
+        reason = os.strerror(-code) if code else "it closed the connection unexpectedly"
+        self.failing.lost(client, server.farewell or reason)
+        self.servers.lost(server, reason)
 
-    def _met(self, server: Server, words: bytes) -> None:
-        log.info("server %d (%s): %s", server.pid, server.address, messages.error_fields(words[5:]).get("message"))
+    def hush(self, server: Server) -> None:
+        """A server ends: what it has begun to answer is not passed on where another server will answer it."""
+        if server.client is not None and self.failing.is_for_another(server.client, server):
+            self.link.assembly.start = self.link.assembly.end = 0
 
-    def server_error(self, server: Server, message: bytes) -> bytes | None:
-        """Look at an ErrorResponse; return None to pass it on, another in its place, or b"" to keep it back."""
+    def server_said(self, server: Server, message: bytes) -> bytes | None:
+        """Look at an error or a notice; return None to pass it on, another in its place, or b"" to keep it back."""
         fields = messages.error_fields(message[5:])
+        if message[0] == messages.NOTICE_RESPONSE:
+            if fields["sqlstate"] not in ("57P01", "57P02"):
+                return None
+            server.farewell = fields["message"]  # an error will follow, from us
+            return b""
         if fields["sqlstate"] == "0A000":
             self.link.rewriter.generation += 1  # perhaps a plan that does not fit its table any more
+        if fields["sqlstate"] == "25006":
+            self.servers.met(server, "25006")
         if server.cycle.skip_is_next():
             server.refusal = message
         if fields.get("severity_nonlocalized", fields["severity"]) in ("FATAL", "PANIC"):
@@ -316,6 +334,8 @@ class Front:
         except ValueError:
             server.cycle.desynced = True  # it does not speak the protocol
             return
+        if name == "in_hot_standby" and value == "off" and server.parameters.values.get(name) == "on":
+            self.servers.met(server, "promoted")
         server.parameters = server.parameters.having(name, value)
         client = server.client
         if client is not None and client.parameters is not None and not silent:
@@ -337,16 +357,28 @@ class Front:
             there_was = {name: value for name, value in before.values.items() if name in pool.reported}
             server.parameters = Parameters.of({**step.parameters.values, **there_was})
         if not step.sql:
-            return True
+            return self.abort_again(client)
         self.link.assembly.extend(step.sql)
         server.cycle.request(OWES_QUERY | SKIP)
+        server.unnamed_serial = 0
         server.refusal = None
         server.adapting = before
         if step.certain and client.login is None:
-            return True
+            return self.abort_again(client)
         client.state = CLIENT_WAITING
         self.link.to_server(server, self.link.assembly, 0, 0)
         return False
+
+    def abort_again(self, client: Client) -> bool:
+        """Have a new server where the transaction of its client is that was lost with another: aborted."""
+        server = client.server
+        if client.status != messages.IDLE and server is not None:
+            self.link.assembly.extend(ABORTED)
+            server.cycle.request(OWES_QUERY | SKIP)
+            server.cycle.status = client.status
+            server.unnamed_serial = 0
+            client.status = messages.IDLE
+        return True
 
     def adapted(self, client: Client, server: Server) -> None:
         """A server has taken its client's parameters, or refused them."""
@@ -429,7 +461,7 @@ class Front:
         """Do what time has made due."""
         for pool in self.pools.sweep():
             for action in pool.sweep(now):
-                self._act(pool, action.verb, action.who, action.why)
+                self._act(pool, *action)
         for server in self.pools.victims(now):
             server.retiring = True
             if server.state == SERVER_IDLE:
@@ -445,6 +477,8 @@ class Front:
         if verb is Verb.RETIRE:
             if who.state == SERVER_IDLE:
                 self.servers.close(who, why)
+        elif verb is Verb.CUT:
+            self.servers.cut(who, why)
         elif verb is Verb.LAUNCH:
             self.servers.connect(pool)
         elif verb is Verb.GIVE_UP:
@@ -459,15 +493,14 @@ class Front:
         error = TIMEOUTS[why]()
         server = client.server
         if why == "query_wait_timeout":
-            if client.pool is None or client.pool.address is None:
+            if client.pool is None or client.pool.address is None or client.pool.held:
                 error = errors.NO_PRIMARY()
             if client.login is not None:
                 self.clients.dismiss(client, with_severity(error.encode(), b"FATAL"))
             else:
                 self.failing.waiting(client, error.encode())
         elif why == "query_timeout" and server is not None:
-            self.failing.active(client, error.encode())
-            self.servers.leave(server, client, patient=False)
+            self.failing.timed_out(client, error.encode())
         else:
             self.clients.dismiss(client, error)
 

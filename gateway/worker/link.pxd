@@ -5,6 +5,7 @@ from gateway.wire.kinds cimport is_known, is_small, needs_no_server
 from gateway.wire.prepared cimport Statement
 from gateway.worker.endpoint cimport Client, Endpoint, Server
 from gateway.worker.front cimport Front
+from gateway.worker.inboxes cimport Inboxes
 from gateway.worker.pool cimport Pool
 from gateway.worker.reactor cimport Reactor
 from gateway.worker.rewrite cimport Rewriter
@@ -17,8 +18,6 @@ cdef int STREAM
 cdef int SMALL
 cdef int LONGEST_ANSWER
 cdef int LONGEST_ERROR
-cdef int SPARE_SIZE
-cdef int SPARES
 cdef int BIND
 cdef int CLOSE
 cdef int COPY_DATA
@@ -32,6 +31,7 @@ cdef int EXECUTE
 cdef int FLUSH
 cdef int FUNCTION_CALL
 cdef int IDLE
+cdef int NOTICE_RESPONSE
 cdef int PARAMETER_STATUS
 cdef int PARSE
 cdef int QUERY
@@ -66,7 +66,7 @@ cdef class Link:
     cdef public Buffer scratch
     cdef public Buffer assembly
     cdef public Rewriter rewriter
-    cdef public list spares
+    cdef public Inboxes inboxes
     cdef public Py_ssize_t high_water
     cdef public Py_ssize_t max_packet
     cdef public Py_ssize_t chunk
@@ -77,7 +77,7 @@ cdef class Link:
     cpdef int server_readable(self, Server server) except -1
     cpdef int resume(self, Client client) except -1
     @cython.locals(data="unsigned char*", pos=Py_ssize_t, end=Py_ssize_t, run=Py_ssize_t, size=Py_ssize_t,
-                   length=Py_ssize_t,
+                   length=Py_ssize_t, first=Py_ssize_t, status=int,
                    kind=int, whole=bint, server=Server, cycle=Cycle, pool=Pool, verdict=int, faulty=bint, at_once=bint)
     cpdef int from_client(self, Client client, Buffer buf) except -1
     @cython.locals(pool=Pool, server=Server)
@@ -98,8 +98,6 @@ cdef class Link:
     cpdef int to_server(self, Server server, Buffer buf, Py_ssize_t start, Py_ssize_t end) except -1
     @cython.locals(count=Py_ssize_t, pool=Pool)
     cpdef int to_client(self, Client client, Buffer buf, Py_ssize_t start, Py_ssize_t end) except -1
-    @cython.locals(inbox=Buffer)
-    cdef int keep(self, Endpoint endpoint, Buffer buf, Py_ssize_t pos) except -1
     @cython.locals(out=Buffer, count=Py_ssize_t)
     cpdef int writable(self, Endpoint endpoint) except -1
     cdef int spill(self, Buffer buf, Py_ssize_t start, Py_ssize_t end) except -1

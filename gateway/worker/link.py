@@ -12,7 +12,7 @@ of a message is the front's. See "Message Flow" in PostgreSQL's protocol chapter
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gateway.wire.cycle import Cycle
 from gateway.wire.kinds import is_known, is_small, needs_no_server
@@ -30,6 +30,7 @@ from gateway.wire.messages import (
     FLUSH,
     FUNCTION_CALL,
     IDLE,
+    NOTICE_RESPONSE,
     PARAMETER_STATUS,
     PARSE,
     QUERY,
@@ -63,6 +64,7 @@ from gateway.worker.endpoint import (
     Endpoint,
     Server,
 )
+from gateway.worker.inboxes import Inboxes
 from gateway.worker.pool import POOL_SESSION, POOL_STATEMENT, Pool
 from gateway.worker.rewrite import PASS_ON, PUT_OUT, STALL, Rewriter, may_mention
 from gateway.worker.sock import AGAIN, READ, WRITE, Buffer
@@ -72,8 +74,6 @@ if TYPE_CHECKING:
     from gateway.worker.reactor import Reactor
 
 STREAM = 16384  # bytes of an unfinished message from which on it is passed on in parts
-SPARE_SIZE = 512  # bytes of a fresh inbox: most queries that wait for a server fit
-SPARES = 64  # inboxes that are kept for the next who waits
 LONGEST_ANSWER = 0x40000000  # of a server's messages: PostgreSQL makes none above 1 GB
 LONGEST_ERROR = 1 << 20  # an ErrorResponse that is looked into
 SMALL = 10000  # the longest message of a kind that has no data in it, as PostgreSQL limits it
@@ -97,7 +97,7 @@ class Link:
         self.chunk = chunk  # bytes read at once
         self.scratch = Buffer(2 * chunk)  # what is being received
         self.assembly = Buffer(chunk)  # what is being sent, where it differs
-        self.spares: list[Any] = []  # inboxes of nobody
+        self.inboxes = Inboxes()
         self.rewriter = Rewriter(self.assembly, capacity, tag)
         self.high_water = high_water  # bytes kept for a slow reader, from which on its source is not read
         self.max_packet = max_packet  # the longest message of a client
@@ -122,11 +122,11 @@ class Link:
         if client.state == CLIENT_WAITING or client.stalled:
             if buf.end - buf.start > self.high_water:
                 self.reactor.want(client, client.interest & ~READ)
-            return self.keep(client, buf, buf.start)
+            return self.inboxes.keep(client, buf, buf.start)
         buf.start = self.front.client_bytes(client, buf)
         if client.state == CLIENT_ACTIVE or client.state == CLIENT_IDLE:
             return self.from_client(client, buf)  # logged in, and the first query came along
-        return self.keep(client, buf, buf.start)
+        return self.inboxes.keep(client, buf, buf.start)
 
     def resume(self, client: Client) -> int:
         """Go on with what a client sent while it could not be served."""
@@ -134,13 +134,15 @@ class Link:
         if not client.interest & READ and client.state != CLIENT_GONE:
             self.reactor.want(client, client.interest | READ)
         if buf is not None:
+            if client.status != IDLE and client.state == CLIENT_ACTIVE:
+                self.front.abort_again(client)
             return self.from_client(client, buf)
         return 0
 
     def from_client(self, client: Client, buf: Buffer) -> int:
         """Pass on the messages in buf[start:end], as far as they can be now; keep the rest for later."""
         data = buf.data
-        pos = run = buf.start
+        pos = run = first = buf.start  # first: of what this server gets
         end = buf.end
         server = client.server
         pool = client.pool
@@ -153,7 +155,7 @@ class Link:
                 client.passing -= size
                 pos += size
                 if client.discarding:
-                    run = pos
+                    run = first = pos
                     if client.passing == 0:
                         self.front.discarded(client)
                         if client.fd < 0:
@@ -177,11 +179,12 @@ class Link:
                     break  # a large one: nothing is passed on, so it has to come in whole
                 if kind == SYNC:
                     client.skip_to_sync = False
-                    self.front.clients.reply(client, ready_for_query(IDLE if server is None else server.cycle.status))
+                    status = client.status if server is None else server.cycle.status
+                    self.front.clients.reply(client, ready_for_query(status))
                     if client.fd < 0:
                         return 0
                 pos += size
-                run = pos
+                run = first = pos
                 continue
             if kind == TERMINATE:
                 at_once = server is not None and (run < pos or self.assembly.end > 0)
@@ -190,11 +193,11 @@ class Link:
                 self.front.client_left(client, at_once)
                 return 0
             if server is None:
-                run = pos
+                run = first = pos
                 if whole and needs_no_server(kind, size):
                     pos += size
                     if kind == SYNC:
-                        self.front.clients.reply(client, ready_for_query(IDLE))
+                        self.front.clients.reply(client, ready_for_query(client.status))
                         if client.fd < 0:
                             return 0
                     run = pos
@@ -282,16 +285,18 @@ class Link:
             else:
                 client.passing = size - (end - pos)
                 pos = end
-        if client.state == CLIENT_ACTIVE and server is not None and (run < pos or self.assembly.end):
-            if client.query_since == 0:
-                client.query_since = self.reactor.now
-                client.idle_since = 0
-            self.to_server(server, buf, run, pos)
+        if client.state == CLIENT_ACTIVE and server is not None:
+            server.note(buf, first, pos)
+            if run < pos or self.assembly.end:
+                if client.query_since == 0:
+                    client.query_since = self.reactor.now
+                    client.idle_since = 0
+                self.to_server(server, buf, run, pos)
         if faulty:  # told behind what came before it
             self.front.violation(client, kind, length)
             return 0
         if pos < end or client.inbox is not None:
-            self.keep(client, buf, pos)
+            self.inboxes.keep(client, buf, pos)
         return 0
 
     def acquire(self, client: Client) -> Server | None:
@@ -324,7 +329,7 @@ class Link:
             pool.move(server, SERVER_ACTIVE, self.reactor.now)
         pool.assignments += 1
         client.transaction_since = self.reactor.now
-        if client.parameters is not server.parameters:
+        if client.parameters is not server.parameters or client.status != IDLE:
             return bool(self.front.adapt(client, server))
         return True
 
@@ -344,7 +349,7 @@ class Link:
         if server.client is not None and server.login is None:
             return self.from_server(server, buf)
         buf.start = self.front.server_bytes(server, buf)
-        return self.keep(server, buf, buf.start)
+        return self.inboxes.keep(server, buf, buf.start)
 
     def from_server(self, server: Server, buf: Buffer) -> int:
         """Pass on the messages in buf[start:end] to the server's client; release the server when it is free."""
@@ -395,12 +400,13 @@ class Link:
                         self.rewriter.dropped_all(client, server)
                 elif kind == PARAMETER_STATUS:
                     self.front.parameter_status(server, buf.slice(pos + 5, pos + size), verdict == SKIP)
-                elif kind == ERROR_RESPONSE and whole and not cycle.is_muted():
-                    other = self.front.server_error(server, buf.slice(pos, pos + size))
+                elif (kind == ERROR_RESPONSE or kind == NOTICE_RESPONSE) and whole and not cycle.is_muted():
+                    other = self.front.server_said(server, buf.slice(pos, pos + size))
                     if other is not None:
                         self.spill(buf, run, pos)
                         run = pos + size
                         if not other:  # its last words: told when it has gone
+                            self.front.hush(server)
                             pos += size
                             continue
                         self.assembly.extend(other)
@@ -413,6 +419,7 @@ class Link:
                 if kind == READY_FOR_QUERY:
                     cycle.status = data[pos + 5]
                     if verdict != SKIP:
+                        server.answered += 1
                         self.ready(client, cycle)
                     elif server.adapting is not None:
                         self.front.adapted(client, server)
@@ -430,14 +437,17 @@ class Link:
                 server.discarding = verdict == SKIP
                 pos = end
         if run < pos or self.assembly.end:
+            server.told = True
             self.to_client(client, buf, run, pos)
         if pos < end or server.inbox is not None:
-            self.keep(server, buf, pos)
+            self.inboxes.keep(server, buf, pos)
         if server.client is None:
             return 0  # the client did not take it and is gone
         if client.stalled and (cycle.boundaries == 0 or not cycle.changes):
             client.stalled = False
             self.reactor.soon.append(client)
+        if cycle.owed() == 0 and not cycle.group_open:
+            server.forget()
         if cycle.is_free() and server.foreign is None and pool.mode != POOL_SESSION and not client.replication:
             self.part(client, server)
         elif cycle.owed() == 0:
@@ -453,6 +463,7 @@ class Link:
         pool: Pool = client.pool
         now = self.reactor.now
         pool.query_count += 1
+        client.losses = 0
         if client.query_since:
             pool.query_time += now - client.query_since
         client.query_since = now if cycle.owed() else 0
@@ -555,22 +566,6 @@ class Link:
                 self.reactor.want(client, client.interest | WRITE)
             client.out.append(buf, start, end)
         self.assembly.start = self.assembly.end = 0
-        return 0
-
-    def keep(self, endpoint: Endpoint, buf: Buffer, pos: int) -> int:
-        """Keep buf[pos:end] as the endpoint's inbox, or nothing where nothing is left."""
-        inbox = endpoint.inbox
-        if pos >= buf.end or endpoint.fd < 0:
-            endpoint.inbox = None
-            if inbox is not None and inbox.size == SPARE_SIZE and len(self.spares) < SPARES:
-                inbox.start = inbox.end = 0
-                self.spares.append(inbox)
-        elif inbox is buf:
-            buf.start = pos
-        else:
-            inbox = self.spares.pop() if self.spares else Buffer(SPARE_SIZE)
-            inbox.append(buf, pos, buf.end)
-            endpoint.inbox = inbox
         return 0
 
     def writable(self, endpoint: Endpoint) -> int:

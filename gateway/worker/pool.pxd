@@ -20,6 +20,7 @@ cdef class Pool:
     cdef public str database
     cdef public str user
     cdef public object settings
+    cdef public object node
     cdef public object address
     cdef public object welcome
     cdef public object reported
@@ -30,6 +31,7 @@ cdef class Pool:
     cdef public bint rewrites
     cdef public bint round_robin
     cdef public bint paused
+    cdef public bint held
     cdef public bint removed
     cdef public long long check_delay
     cdef public list servers

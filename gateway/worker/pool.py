@@ -51,7 +51,8 @@ class Share:
 class Verb(Enum):
     """What a sweep asks the front to do."""
 
-    RETIRE = "retire"  # close this server
+    RETIRE = "retire"  # close this server, when it is free
+    CUT = "cut"  # end this server at once, whatever it does
     FAIL = "fail"  # end this client's wait, query or session with the error
     NOTIFY = "notify"  # tell this client that it waits
     LAUNCH = "launch"  # open a server connection
@@ -72,7 +73,8 @@ class Pool:
     def __init__(self, settings: PoolSettings, share: Share, reserve: Share, shares: tuple[Share, ...]) -> None:
         self.database = settings.database
         self.user = settings.user
-        self.address: tuple[str, int] | None = None  # where the node is, once the view has told
+        self.node: str | None = None  # the name of the node to be on, once the view has told
+        self.address: tuple[str, int] | None = None  # where to connect to; None: nowhere now
         self.welcome: Parameters | None = None  # what a fresh server reports
         self.reported: frozenset[str] = frozenset()  # the parameters that a server reports at all
         self.share = share
@@ -89,6 +91,7 @@ class Pool:
         self.retry_at = 0
         self.failure: bytes | None = None  # the ErrorResponse with which servers refuse us since the last success
         self.paused = False
+        self.held = False  # the primary is about to be another: no transaction begins
         self.removed = False  # from the settings: those who are in it may finish
         self.xact_count = self.query_count = self.received = self.sent = 0
         self.xact_time = self.query_time = self.wait_time = self.assignments = 0
@@ -107,7 +110,7 @@ class Pool:
     def acquire(self, now: int) -> Server | None:
         """Return an idle server, now active, or None. One that must be checked first comes in state idle."""
         server = self.top
-        if server is None or self.paused:
+        if server is None or self.paused or self.held:
             return None
         if self.round_robin:
             while server.below is not None:
@@ -180,8 +183,8 @@ class Pool:
         return 0
 
     def next_waiting(self, now: int) -> Client | None:
-        """Return the client that has waited longest, and count its wait; None while the pool is paused."""
-        if not self.waiting or self.paused:
+        """Return the client that has waited longest, and count its wait; None while the pool is paused or held."""
+        if not self.waiting or self.paused or self.held:
             return None
         client = self.waiting.popleft()
         self.wait_time += now - client.waiting_since
@@ -215,6 +218,7 @@ class Pool:
             and now >= self.retry_at
             and self.address is not None
             and not self.paused
+            and not self.held
             and self.has_room(now)
         )
 

@@ -16,8 +16,8 @@ from gateway.control import Configure, Demand, Limit, first_share
 from gateway.pool_settings import pool_settings
 from gateway.settings import PoolSettings
 from gateway.worker.endpoint import SERVER_ACTIVE, SERVER_CLOSING, Server
-from gateway.worker.pool import SECOND, UNLIMITED, Pool, Share
-from health.view import ClusterView
+from gateway.worker.pool import SECOND, UNLIMITED, Action, Pool, Share, Verb
+from health.view import ClusterView, Status
 
 _PATIENCE = SECOND // 10
 """Wait in one pool after which servers of others that share its full limit make room."""
@@ -61,7 +61,8 @@ class Pools:
         _, _, pool.shares = self._limits(after)
         for share in set(pool.shares) - set(shares):
             share.used += len(pool.servers)
-        moved = self._place(pool)
+        address = pool.address
+        moved = self._place(pool) != address and address is not None
         return moved or any(getattr(before, name) != getattr(after, name) for name in _IDENTITY)
 
     def get(self, database: str, user: str) -> Pool | None:
@@ -124,22 +125,42 @@ class Pools:
             tuple(shares),
         )
 
-    def see(self, view: ClusterView) -> list[Pool]:
-        """Take a view; return the pools whose node is another one or elsewhere now."""
+    def see(self, view: ClusterView) -> list[tuple[Pool, Action]]:
+        """Take a view; return what is to become of the servers that are not where the view wants them."""
         self.views[view.name] = view
-        return [pool for pool in self.all if pool.settings.cluster == view.name and self._place(pool)]
+        pools = [pool for pool in self.all if pool.settings.cluster == view.name]
+        return [(pool, action) for pool in pools for action in self._follow(pool)]
 
-    def _place(self, pool: Pool) -> bool:
+    def _follow(self, pool: Pool) -> Iterator[Action]:
+        """A node that has another address serves on as long as somebody needs it; one that is replaced may not."""
+        place = self._place(pool)
+        if pool.node is None:
+            return
+        for server in pool.servers:
+            if server.address == place:
+                server.node = pool.node
+            elif server.node != pool.node and pool.settings.node is None:
+                yield Action(Verb.CUT, server, "the primary is another node now")
+            elif not server.retiring:
+                server.retiring = True
+                yield Action(Verb.RETIRE, server, "the node has moved")
+
+    def _place(self, pool: Pool) -> tuple[str, int] | None:
+        """Tell a pool what the view says; return where its node is, be it down or not."""
         view = self.views.get(pool.settings.cluster)
-        address = None
+        name, address, place = pool.settings.node, None, None
         if view is not None:
-            name = pool.settings.node or view.primary
+            name = name or view.primary
             node = next((node for node in view.nodes if node.node.name == name), None)
             if node is not None and node.addresses:
-                address = (node.addresses[0], node.node.port)
-        moved = address != pool.address and pool.address is not None
-        pool.address = address
-        return moved
+                place = (node.addresses[0], node.node.port)
+                address = place if node.status is not Status.DOWN else None
+        if (name, address) != (pool.node, pool.address):
+            pool.retry_at = 0
+            pool.failure = None
+        pool.node, pool.address = name, address
+        pool.held = view is not None and view.held and pool.settings.node is None
+        return place
 
     def demands(self, parked: Mapping[Share, int], only: Limit | None = None) -> Iterator[Demand]:
         """Yield what is used and wanted of each limit; *parked* says how many clients wait for which share."""

@@ -56,6 +56,7 @@ _PATIENT = ("57P03", "53300", "53200", "57P01", "57P02")
 """Refusals that time heals: clients go on waiting. Any other refusal of a login is told to them at once."""
 
 _LONGEST_LOGIN = 1 << 20  # of a message during login
+_TELL_EVERY = SECOND // 20  # of a node: one that ends may end all its sessions at once
 _CLOSING_TIME = 5.0  # seconds for PostgreSQL to end a session that was closed
 
 
@@ -65,6 +66,7 @@ class Servers:
     def __init__(self, front: Front, configure: Configure) -> None:
         self.front = front
         self.last_id = 0
+        self.told_of: dict[tuple[str, str], int] = {}  # when the supervisor was last told of a node
         self.users: dict[str, Secret] = {}
         self.configure(configure)
 
@@ -113,7 +115,7 @@ class Servers:
             return
         self.last_id += 1
         server = Server(fd, self.last_id, pool, now)
-        server.address = address
+        server.node, server.address = pool.node, address
         server.deadline = now + int(pool.settings.server_connect_timeout * SECOND or 15 * SECOND)
         settings = pool.settings
         parameters = {"user": settings.server_user, "database": settings.dbname, **dict(settings.startup)}
@@ -271,10 +273,20 @@ class Servers:
             reason,
             retry,
         )
-        view = self.front.pools.views.get(pool.settings.cluster)
-        node = pool.settings.node or (view.primary if view else None)
-        if node is not None:
-            self.front.channel.send(Met(pool.settings.cluster, node, what))
+        self._met(pool, pool.node, what)
+
+    def met(self, server: Server, what: str = "") -> None:
+        """Have the node of a server probed, because of what was met there: by default the server's end."""
+        if not what:
+            words = server.last_words
+            what = messages.error_fields(words[5:])["sqlstate"] if words is not None else "reset"
+        self._met(server.pool, server.node, what)
+
+    def _met(self, pool: Pool, node: str | None, what: str) -> None:
+        now, cluster = self.front.reactor.now, pool.settings.cluster
+        if node is not None and now - self.told_of.get((cluster, node), -_TELL_EVERY) >= _TELL_EVERY:
+            self.told_of[cluster, node] = now
+            self.front.channel.send(Met(cluster, node, what))
 
     # Between two clients.
 
@@ -367,6 +379,8 @@ class Servers:
             server.cycle.answer(kind)
             if server.state == SERVER_TESTED or fields.get("severity_nonlocalized") in ("FATAL", "PANIC"):
                 log.info("server %d (%s): %s", server.pid, server.address, fields.get("message"))
+            if fields.get("severity_nonlocalized") in ("FATAL", "PANIC"):
+                self.met(server, fields["sqlstate"])
             if server.state == SERVER_CLEANUP and not server.cycle.owed():
                 self._clean_up(server)  # it skips all up to a Sync, which is ours to send now
         elif server.state in (SERVER_TESTED, SERVER_CLEANUP):
@@ -430,6 +444,18 @@ class Servers:
         server.pool.remove(server, SERVER_GONE, self.front.reactor.now)
         self.front.freed()
 
+    def cut(self, server: Server, why: str) -> None:
+        """End a server's session without a word, for nobody may answer: its node is stopped or another's standby."""
+        client = server.client
+        log.debug("server %d (%s): cut: %s", server.pid, server.address, why)
+        server.broken = True
+        if client is not None and server.login is None:
+            self.front.failing.lost(client, why)
+        elif client is not None:
+            client.server = server.client = None
+            self.front.clients.dismiss(client, errors.SERVER_CONNECT(reason=why, fatal=True))
+        self._drop(server)
+
     def give_up(self, server: Server) -> None:
         """A server's deadline has passed."""
         state = server.state
@@ -455,6 +481,8 @@ class Servers:
             return
         if state == SERVER_LOGIN:
             self._failed(pool, why, "reset")
+        elif state != SERVER_CLOSING:
+            self.met(server)
         self._drop(server)
         if state == SERVER_LOGIN and client is not None:
             client.server = None

@@ -82,6 +82,7 @@ def test_server_terminated_in_transaction_gives_one_error_and_keeps_the_client(g
         seen = client.ask(query("select 2"))
         assert error(seen)["C"] in ("57P01", "08006", "08003")
         if not client.closed:
+            client.ask(query("rollback"))
             assert client.value("select 'a new transaction'") == "a new transaction"
     assert value(relay.port, "select 1") == "1"
 
@@ -124,6 +125,7 @@ def test_idle_in_transaction_timeout_of_postgres_reaches_the_client_as_25p03(gat
         eventually(lambda: "idle-in-transaction timeout" in relay.log, "the server to end the session")
         seen = client.ask(query("select 1"))
         assert (error(seen)["C"], error(seen)["S"], count(seen, "Z")) == ("25P03", "ERROR", 1)
+        client.ask(query("rollback"))
         assert client.value("select 'kept'") == "kept"
     assert value(relay.port, "select 1") == "1"
 

@@ -39,7 +39,7 @@ class Quiet(Front):
     def __init__(self) -> None:
         self.clients = Replies()
 
-    def server_error(self, server: Server, message: bytes) -> bytes | None:
+    def server_said(self, server: Server, message: bytes) -> bytes | None:
         if messages.error_fields(message[5:])["sqlstate"] == "0A000":
             self.link.rewriter.generation += 1
         return own_names(server.client, server, message) if server.client is not None else None

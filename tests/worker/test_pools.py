@@ -186,42 +186,6 @@ def test_configure_of_a_user_holds_for_its_pool():
     assert (pool.share.limit, pool.settings.query_timeout) == (2, 1.0)
 
 
-def test_view_places_the_pools_of_its_cluster_at_the_primary():
-    pools = Pools(configure())
-    pool = get(pools)
-    assert pool.address is None
-    assert pools.see(seen("pg1", "10.0.0.1", "10.0.0.9")) == [], "it has no servers elsewhere"
-    assert pool.address == ("10.0.0.1", 5432)
-    assert get(pools, user="eve").address == ("10.0.0.1", 5432)
-    assert pools.see(seen("pg1", "10.0.0.1", version=2)) == []
-    assert pools.see(seen("pg1", "10.0.0.1", port=6000)) == [pool, get(pools, user="eve")]
-    assert pools.see(seen("pg2", "10.0.0.1"))[0].address == ("10.0.0.2", 5432)
-
-
-def test_view_without_primary_or_address_lets_the_clients_wait():
-    pools = Pools(configure())
-    pool = get(pools)
-    for unknown in (seen(None, "10.0.0.1"), seen("pg1"), seen("pg3", "10.0.0.1")):
-        pools.see(seen("pg1", "10.0.0.1"))
-        assert pools.see(unknown) == [pool]
-        assert pool.address is None
-
-
-def test_view_of_a_primary_elsewhere_leaves_a_pool_of_another_node():
-    pools = Pools(configure(with_database(node="pg2")))
-    pool = get(pools)
-    pools.see(seen("pg1", "10.0.0.1"))
-    assert pool.address == ("10.0.0.2", 5432)
-    assert pools.see(seen("pg2", "10.0.0.1")) == []
-
-
-def test_view_of_another_cluster_moves_nothing():
-    pools = Pools(configure())
-    pool = get(pools)
-    assert pools.see(ClusterView("other", 1, Epoch(), None, ())) == []
-    assert pool.address is None
-
-
 def demands(pools: Pools) -> dict[str, tuple[int, int, int, int]]:
     """What is told of each kind of limit: budget, share, used, wanted."""
     return {
