@@ -336,7 +336,7 @@ class Cluster(Struct, frozen=True, kw_only=True):
     tls: Tls = Tls()
     server_check_query: Annotated[Text, about("Query that a healthy node answers")] = "select 1"
     probe_interval: Annotated[Interval, about("Time between two probes of a healthy node")] = 1.0
-    probe_interval_fast: Annotated[Interval, about("Time between two probes while a node is in doubt")] = 0.2
+    probe_interval_fast: Annotated[Interval, about("Time between two probes while a node is in doubt")] = 0.1
     probe_timeout: Annotated[Interval, about("Time for a probe to be answered")] = 2.0
     fall: Annotated[Times, about("Failed probes in a row that make a node down")] = 3
     rise: Annotated[Times, about("Good probes in a row that make a node up")] = 2

@@ -60,9 +60,11 @@ async def _session(open_session: Open, limit: float) -> AsyncIterator[Session]:
 
 
 async def rouse(open_session: Open, limit: float) -> None:
-    """Let a standby's receiver start again, to see whether the primary still sends."""
+    """Let a standby's receiver start again, to see whether the primary still sends; one that is frozen stays so."""
     async with _session(open_session, limit) as session:
-        await _set_conninfo(session, conninfo.rouse(await _conninfo(session)))
+        text = await _conninfo(session)
+        if not conninfo.is_frozen(text):
+            await _set_conninfo(session, conninfo.rouse(text))
 
 
 async def freeze(open_session: Open, limit: float) -> None:

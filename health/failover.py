@@ -208,6 +208,8 @@ def rousable(world: World) -> list[str]:
     primary = world.primary
     if world.rules.mode is Mode.FOLLOW or primary is None or primary.doubted_at is None:
         return []
+    if primary.result is None or primary.result.outcome is Outcome.REFUSED:
+        return []  # who received from a process that has ended sees that by himself
     since = max(primary.doubted_at, world.now - _ROUSE_EVERY)
     return [state.node.name for state in _receiving(world) if state.moved_at is None or state.moved_at < since]
 

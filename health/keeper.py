@@ -75,6 +75,7 @@ class Keeper:
         self._clock = clock
         self._wall_clock = wall_clock
         self._busy = anyio.Lock()
+        self._nodes = {name: anyio.Lock() for name in watch.probes}  # what is done to a node is done one by one
         self._saved = watch.memory
         self._saving = anyio.Lock()
         self._failures = 0
@@ -255,7 +256,8 @@ class Keeper:
 
         async def freeze(node: str) -> None:
             try:
-                await execute.freeze(self._open(node), self._commands.step_timeout)
+                async with self._nodes[node]:
+                    await execute.freeze(self._open(node), self._commands.step_timeout)
             except StepError as error:
                 failures[node] = str(error)
 
@@ -347,7 +349,8 @@ class Keeper:
                 wait=wait_exponential_jitter(0.2, 2.0),
             ):
                 with attempt:
-                    await step()
+                    async with self._nodes[node]:
+                        await step()
             log.info("%s: %s was %s", cluster, node, what)
         except RetryError as error:
             log.warning("%s: %s was not %s: %s", cluster, node, what, error.last_attempt.exception())

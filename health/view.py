@@ -84,7 +84,7 @@ class Rules(Struct, frozen=True):
     """How a cluster is probed; jitter is the part of an interval by which it varies either way."""
 
     probe_interval: float = 1.0
-    probe_interval_fast: float = 0.2
+    probe_interval_fast: float = 0.1
     probe_timeout: float = 2.0
     fall: int = 3
     rise: int = 2

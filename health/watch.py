@@ -3,7 +3,8 @@
 1. Nothing is published before every node was probed once: the first to answer may be a primary of yesterday. A single
    node is believed at once.
 2. A view is published when something in it is news, and its version then grows; the figures in `view` are always new.
-3. A hint has a node probed at once, on a new connection, but no more often than four times in probe_interval_fast.
+3. A hint has a node probed at once, on a new connection, but no more often than four times in probe_interval_fast,
+   and once while it does not answer.
 
 Called by whoever serves the cluster, and by health.keeper. Manual: "Failover".
 """
@@ -158,7 +159,9 @@ class Watch:
                 seconds = judge.pause(self._states[node], states, primary, self._rules, now, self._chance())
                 # From start to start: a probe that was waited for in vain is followed by the next at once.
                 seconds = max(seconds - (now - started), 0.001)
-                deaf = min(seconds, self._rules.probe_interval_fast / 4)
+                # To a hint there is an answer at once; but what failed is given the time that the rules give it.
+                fast = self._rules.probe_interval_fast
+                deaf = min(seconds, fast if self._states[node].doubted_at is not None else fast / 4)
                 await anyio.sleep(deaf)
                 with anyio.move_on_after(seconds - deaf):
                     await wake.wait()
