@@ -154,10 +154,14 @@ class PostgresNode:
             raise EmbeddedError(f"{self.name} is not running")
         return self._process.pid
 
-    def init(self) -> None:
-        """Make a fresh data directory, whatever was there; the superuser is postgres and everybody local is trusted."""
+    def init(self, *options: str) -> None:
+        """Make a fresh data directory, whatever was there; the superuser is postgres and everybody local is trusted.
+
+        Options are those of initdb.
+        """
         self._make_directory()
-        self._run("initdb", "-D", self.data, "-U", "postgres", "-A", "trust", "-E", "UTF8", "--no-locale", "--no-sync")
+        usual = ("-U", "postgres", "-A", "trust", "-E", "UTF8", "--no-locale", "--no-sync")
+        self._run("initdb", "-D", self.data, *usual, *options)
         self.hba(["host all all 127.0.0.1/32 trust"])
 
     def basebackup(self, of: "PostgresNode") -> None:

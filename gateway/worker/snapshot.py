@@ -31,8 +31,8 @@ from gateway.worker.endpoint import (
 
 if TYPE_CHECKING:
     from gateway.worker.front import Front
-    from health.view import ClusterView
     from gateway.worker.pool import Pool
+    from health.view import ClusterView
 
 Row = dict[str, object]
 

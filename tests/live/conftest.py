@@ -106,17 +106,16 @@ def gateway(
     postgres: PostgresNode, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Callable[..., Any]]:
     """Make an endpoint with settings of its own; it must be at rest and end well after the test."""
-    made: list[Endpoint] = []
     make_endpoint = _maker(postgres, request.config.getoption("--endpoint"), tmp_path_factory)
+    with ExitStack() as made:  # the last first, as one may stand before another
 
-    def make(**settings: Any) -> Endpoint:
-        made.append(make_endpoint(**settings))
-        return made[-1]
+        def make(**settings: Any) -> Endpoint:
+            endpoint = make_endpoint(**settings)
+            made.callback(_finish, endpoint)
+            return endpoint
 
-    yield make
-    Client.close_all()
-    for endpoint in reversed(made):  # one may stand before another
-        _finish(endpoint)
+        yield make
+        Client.close_all()
 
 
 @pytest.fixture(scope="session")
