@@ -38,7 +38,7 @@ class Hooks:
         self._nodes = {node.name: node for node in cluster.nodes}
         self._restart = restart
         self._place = place
-        self._lock = threading.Lock()  # one thing at a time is done to the servers
+        self.lock = threading.Lock()  # one thing at a time is done to the servers
         self._ended = threading.Event()
         hooks = self
 
@@ -65,7 +65,7 @@ class Hooks:
         self._ended.set()
         self._server.shutdown()
         self._server.server_close()
-        self._lock.acquire(timeout=_RESTART)  # what is being done may end; nothing begins any more
+        self.lock.acquire(timeout=_RESTART)  # what is being done may end; nothing begins any more
 
     def command(self, what: str) -> str:
         """Return the line that asks for demote or rejoin, as a topology file has it."""
@@ -74,7 +74,7 @@ class Hooks:
     def obey(self, what: str, old: str, new: str) -> str:
         """Demote or rejoin a node; return what went wrong, nothing when nothing did."""
         node, other = self._nodes[old], self._nodes[new]
-        with self._lock:
+        with self.lock:
             try:
                 node.stop("fast")
                 if what == "rejoin":
@@ -88,7 +88,7 @@ class Hooks:
     def _watch(self) -> None:
         missed: dict[str, int] = {}
         while self._restart is not None and not self._ended.wait(1):
-            with self._lock:
+            with self.lock:
                 for node in self._nodes.values():
                     missed[node.name] = 0 if node.is_running else missed.get(node.name, 0) + 1
                     if missed[node.name] >= self._restart:

@@ -114,6 +114,12 @@ async def promoted(open_session: Open, limit: float) -> None:
         await _until(session, "select not pg_is_in_recovery()")
 
 
+async def checkpoint(open_session: Open, limit: float) -> None:
+    """Write what is dirty; on a standby, as far as it may be."""
+    async with _session(open_session, limit) as session:
+        await session.query("checkpoint")
+
+
 async def caught_up(open_primary: Open, open_standby: Open, limit: float) -> None:
     """Wait until a standby has replayed all that the primary has written by now."""
     async with _session(open_primary, limit) as primary, _session(open_standby, limit) as standby:

@@ -75,6 +75,7 @@ class World(Struct, frozen=True):
 class Action(enum.Enum):
     """What a step does."""
 
+    CHECKPOINT = "checkpoint"  # write what is dirty on these nodes now, so that a shutdown has little to write
     HOLD = "hold"  # let no transaction begin
     DRAIN = "drain"  # wait for those that run to end
     CATCH_UP = "catch up"  # wait until the node has replayed what the primary has written
@@ -259,6 +260,7 @@ def switchover(world: World, target: str, *, force: bool = False) -> Plan:
         raise AbandonedError(why)
     assert primary is not None
     old = primary.node.name
+    world = yield Step(Action.CHECKPOINT, (old, target))  # who may not need not
     for step in (
         Step(Action.HOLD),
         Step(Action.DRAIN),

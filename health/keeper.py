@@ -226,8 +226,12 @@ class Keeper:
             case Action.CATCH_UP, (node,):
                 assert old is not None
                 await execute.caught_up(self._open(old.name), self._open(node), commands.switchover_timeout)
+            case Action.CHECKPOINT, nodes:
+                return await self._each(nodes, execute.checkpoint)
             case Action.FREEZE, nodes:
-                return await self._freeze(nodes)
+                failures = await self._each(nodes, execute.freeze)
+                await watch.look(nodes)
+                return failures
             case Action.FENCE, _:
                 assert commands.fence is not None
                 await execute.command(commands.fence, "fence_command", old, None, commands.command_timeout)
@@ -251,20 +255,22 @@ class Keeper:
             limit = self._commands.switchover_timeout
             raise StepError(f"{left} transactions still run after {limit:g} s (failover.switchover_timeout)")
 
-    async def _freeze(self, nodes: tuple[str, ...]) -> dict[str, str]:
+    async def _each(
+        self, nodes: tuple[str, ...], step: Callable[[execute.Open, float], Awaitable[None]]
+    ) -> dict[str, str]:
+        """Do a step on each of these nodes at once; return what went wrong, by node."""
         failures: dict[str, str] = {}
 
-        async def freeze(node: str) -> None:
+        async def do(node: str) -> None:
             try:
                 async with self._nodes[node]:
-                    await execute.freeze(self._open(node), self._commands.step_timeout)
+                    await step(self._open(node), self._commands.step_timeout)
             except StepError as error:
                 failures[node] = str(error)
 
         async with anyio.create_task_group() as tasks:
             for node in nodes:
-                tasks.start_soon(freeze, node)
-        await self.watch.look(nodes)
+                tasks.start_soon(do, node)
         return failures
 
     async def _demote(self, node: str, target: str) -> None:

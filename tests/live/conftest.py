@@ -29,7 +29,7 @@ from .servers import Impostor
 Sql = psycopg.Connection[Any]
 LIMITS = {"call": 13.0, "teardown": 7.0}  # seconds for a test and for what follows it, whatever they wait for
 PATIENT = 90.0  # the same for a test marked patient
-SOAK = 600.0  # the same for a test marked soak
+SOAK = 3600.0  # the same for a test marked soak
 USERS = {"alice": "wonderland", "bob": "builder"}
 
 SCHEMA = """

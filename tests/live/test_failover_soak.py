@@ -39,7 +39,8 @@ class Schedule:
             fault = self.chance.choice(FAULTS)
             target = self._target()
             self.done.append(f"{fault.__name__} {target}")
-            fault(self, target)
+            with self.stage.hooks.lock:  # a node that is being rewound is nobody else's
+                fault(self, target)
             time.sleep(self.chance.uniform(0.0, 2.0))  # the schedule's own: nothing is waited for
         self.heal()
 
@@ -54,9 +55,10 @@ class Schedule:
     def heal(self) -> None:
         for name in NAMES:
             self.stage.links[name].heal()
-            node = self.stage.node(name)
-            node.resume()
-            node.start()
+            with self.stage.hooks.lock:
+                node = self.stage.node(name)
+                node.resume()
+                node.start()
         if not self.stage.gateway.is_running:
             self.stage.start_gateway()
 
