@@ -17,7 +17,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from health import conninfo, synchronous
+from health import conninfo, judge, synchronous
 from health.judge import NodeState
 from health.view import Admin, Memory, Mode, Outcome, Status
 
@@ -58,14 +58,16 @@ class World(Struct, frozen=True):
 
     def seen(self) -> list[NodeState]:
         """Return the nodes that answered when asked last, but for those of another cluster."""
-        identity = self.memory.epoch.system_identifier
         return [
             state
             for state in self.states
-            if state.result is not None
-            and state.result.outcome is Outcome.ANSWERED
-            and (identity is None or state.result.system_identifier in (None, identity))
+            if state.result is not None and state.result.outcome is Outcome.ANSWERED and self.is_ours(state)
         ]
+
+    def is_ours(self, state: NodeState) -> bool:
+        """Is the node of this cluster, by what it said last?"""
+        identity = self.memory.epoch.system_identifier
+        return identity is None or state.result is None or state.result.system_identifier in (None, identity)
 
     def standbys(self) -> list[NodeState]:
         """Return those among them that are in recovery."""
@@ -113,7 +115,11 @@ def hindrance(world: World, wanted: str | None = None) -> str | None:
     name = primary.node.name
     if primary.status is not Status.DOWN and not (wanted and primary.tells(in_recovery=True)):
         return f"{name} is {primary.status}" + (f" ({primary.reason})" if primary.reason else "")
-    if receiving := _receiving(world):
+    if primary in world.seen() and primary.tells(in_recovery=False):
+        return f"{name} answers again"  # once; it takes more to be up
+    # One that is a standby itself commits nothing, whoever receives from it.
+    receiving = [] if primary in world.standbys() else _receiving(world)
+    if receiving:
         if any(state.answer and state.answer.receiver_streaming is None for state in receiving):
             return f"whether {_names(receiving)} receive from {name} is not to be seen: grant pg_monitor to probe_user"
         return f"{_names(receiving)} still receive{'s' * (len(receiving) == 1)} from {name}"
@@ -164,7 +170,8 @@ def _unsure_of_commits(world: World) -> str | None:
     if rule is None:
         return None
     fitting = [state for state in world.standbys() if rule.fits(_application_name(state))]
-    known = max(memory.synchronous_standbys, len(fitting), len(world.states) - 1 if rule.is_for_all else 0)
+    members = [state for state in world.states if state.tells(in_recovery=True) and rule.fits(_application_name(state))]
+    known = max(memory.synchronous_standbys, len(members), len(world.states) - 1 if rule.is_for_all else 0)
     needed = rule.needed(known, memory.application_name)
     if len(fitting) < needed:
         return (
@@ -182,15 +189,17 @@ def candidate(world: World) -> NodeState | str:
     fit = [state for state in fit if state.node.priority > 0]
     if not fit:
         return "no standby is up that may be promoted"
-    fit = [state for state in fit if _timeline(state) >= memory.epoch.timeline and _position(state) is not None]
+    # One on a newer timeline follows a primary that we have not seen, or do not want: its position says nothing.
+    fit = [state for state in fit if _timeline(state) == memory.epoch.timeline and _position(state) is not None]
     if not fit:
         return f"no standby is known to be on timeline {memory.epoch.timeline}"
     rule = synchronous.parse(memory.synchronous_standby_names)
     if rule is not None:
         fit = [state for state in fit if rule.fits(_application_name(state))]
-        ahead = max(
-            (_position(state) or 0 for state in world.standbys() if rule.fits(_application_name(state))), default=0
-        )
+        members = [state for state in world.standbys() if rule.fits(_application_name(state))]
+        # On an older timeline there is no commit of this one.
+        members = [state for state in members if not 0 < _timeline(state) < memory.epoch.timeline]
+        ahead = max((_position(state) or 0 for state in members), default=0)
         fit = [state for state in fit if (_position(state) or 0) >= ahead]
         if not fit:
             return "the standby that may have the last commit may not be promoted"
@@ -222,18 +231,20 @@ def failover(world: World, wanted: str | None = None) -> Plan:
     that the one who is chosen among them does not have.
     """
     old = world.memory.epoch.primary
-    if world.memory.promoting is None:
-        world = yield Step(Action.HOLD)
+    begun = world.memory.promoting if wanted is None else None
+    world = yield Step(Action.HOLD)
+    if begun is None:
         world = yield Step(Action.FREEZE, tuple(state.node.name for state in _followers(world)))
-        failures = world.failures
-        if world.rules.fences:
-            world = yield Step(Action.FENCE, (old or "",))
+        loose = world.failures
+        if world.rules.fences and world.primary is not None and old not in (None, wanted):
+            world = yield Step(Action.FENCE, (old,))
             if old in world.failures:
                 yield Step(Action.RELEASE)
                 raise AbandonedError(f"fence_command failed: {world.failures[old]}")
-        free = [state.node.name for state in _followers(world) if not _is_frozen(state)]
-        trouble = next((failures[name] for name in free if name in failures), "it has just come back")
-        why = f"{_names(free)} is not kept from receiving: {trouble}" if free else None
+        late = [state.node.name for state in _followers(world) if not _is_frozen(state)]
+        loose = dict.fromkeys(late, "it was not seen before") | loose
+        loose = {name: why for name, why in loose.items() if world.state(name) in world.standbys()}
+        why = f"{_names(loose)} cannot be kept from receiving: {next(iter(loose.values()))}" if loose else None
         why = why or hindrance(world, wanted)
         if why is not None:
             yield Step(Action.RELEASE)
@@ -247,7 +258,29 @@ def failover(world: World, wanted: str | None = None) -> Plan:
             yield Step(Action.REMEMBER)
             yield Step(Action.RELEASE)
             raise AbandonedError(next(iter(world.failures.values())))
+    name = begun or wanted
+    state = world.state(name)
+    if state is not None and not state.claims:
+        # What was so when it was remembered may not be so any more.
+        is_switchover = begun is not None and not _is_frozen(state)
+        if is_switchover and (why := _still_ends(world)):
+            yield Step(Action.RELEASE)
+            raise AbandonedError(why)
+        if not is_switchover and (why := hindrance(world, name)):
+            yield Step(Action.REMEMBER)
+            yield Step(Action.RELEASE)
+            raise AbandonedError(f"{name} cannot be promoted any more: {why}")
     return (yield from _take_over(world))
+
+
+def _still_ends(world: World) -> str | None:
+    """Say why the primary that a switchover has told to be one no more cannot be taken for gone, nor for back, yet."""
+    primary = world.primary
+    if primary is None or primary.status is Status.DOWN or primary in world.seen():
+        return None
+    if primary.result is not None and primary.result.outcome is Outcome.REFUSED:
+        return None
+    return f"{primary.node.name} is {primary.status}" + (f" ({primary.reason})" if primary.reason else "")
 
 
 def switchover(world: World, target: str, *, force: bool = False) -> Plan:
@@ -270,7 +303,7 @@ def switchover(world: World, target: str, *, force: bool = False) -> Plan:
     ):
         world = yield step
         if world.failures and not (force and step.action is Action.DRAIN):
-            if step.action is Action.DEMOTE:
+            if step.action in (Action.REMEMBER, Action.DEMOTE):
                 yield Step(Action.REMEMBER)
             yield Step(Action.RELEASE)
             raise AbandonedError("; ".join(world.failures.values()))
@@ -309,8 +342,7 @@ def _take_over(world: World) -> Plan:
     name = world.memory.promoting
     chosen, old = world.state(name), world.primary
     assert name is not None
-    world = yield Step(Action.HOLD)
-    gone_back = old is not None and old is not chosen and old.claims and old in world.seen()
+    gone_back = old is not None and old is not chosen and old.tells(in_recovery=False) and old in world.seen()
     if chosen is None or (gone_back and not chosen.claims) or chosen.status is Status.DOWN:
         # Begun by a gateway that died, or the node has died since: there is nothing to go on with.
         yield Step(Action.REMEMBER)
@@ -359,40 +391,40 @@ def strays(world: World) -> list[str]:
 
 
 def _followers(world: World) -> list[NodeState]:
-    """Return the standbys that may receive from the primary, now or when it comes back."""
-    others = {state.node.name for state in world.states} - {world.memory.epoch.primary}
+    """Return the standbys that may receive from the primary, now or when it comes back.
+
+    One that receives from another standby does not, if that is seen and so tells for itself.
+    """
+    others = {state.node.name for state in world.seen()} - {world.memory.epoch.primary}
     return [state for state in world.standbys() if _upstream(world, state) not in others]
 
 
 def _receiving(world: World) -> list[NodeState]:
-    """Return those that do now, as far as they know."""
+    """Return those that do now, as far as they know; one that takes no further connection has told it as well."""
+    others = {state.node.name for state in world.seen()} - {world.memory.epoch.primary}
     return [
         state
-        for state in _followers(world)
-        if state.result is not None and state.result.receiver_streaming is not False
+        for state in world.states
+        if state.result is not None
+        and state.result.in_recovery
+        and state.result.receiver_streaming is not False
+        and state is not world.primary
+        and world.is_ours(state)
+        and _upstream(world, state) not in others
     ]
 
 
+def _is_frozen(state: NodeState) -> bool:
+    return state.answer is not None and conninfo.is_frozen(state.answer.conninfo or "")
+
+
 def _upstream(world: World, state: NodeState) -> str | None:
-    """Return the node that a standby receives from, None when it is none of ours or not known."""
-    text = state.answer.conninfo if state.answer else None
-    place = conninfo.upstream(text) if text else None
-    if place is None:
-        return None
-    for other in world.states:
-        addresses = other.result.addresses if other.result else other.addresses
-        if other is not state and place[1] == other.node.port and place[0] in (other.node.host, *addresses):
-            return other.node.name
-    return None
+    return judge.upstream(world.states, state)
 
 
 def _preference(state: NodeState) -> tuple[int, int, str]:
     """Order standbys, the best first; two gateways that look at the same nodes choose the same one."""
     return -(_position(state) or 0), -state.node.priority, state.node.name
-
-
-def _is_frozen(state: NodeState) -> bool:
-    return state.answer is not None and state.answer.conninfo is not None and conninfo.is_frozen(state.answer.conninfo)
 
 
 def _application_name(state: NodeState) -> str | None:

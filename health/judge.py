@@ -18,6 +18,7 @@ from typing import Final, assert_never
 from msgspec import Struct
 from msgspec.structs import replace
 
+from health import conninfo
 from health.view import Admin, ClusterView, Epoch, Memory, Node, NodeView, Outcome, ProbeResult, Role, Rules, Status
 
 # What an error says of the server that sent it: the first prefix of its SQLSTATE that fits. Everything else (28xxx,
@@ -185,7 +186,8 @@ def choose_primary(
         own = [state for state in own if state.node.name == leader or not state.tells(in_recovery=False)]
         holder = holder if holder in own else None
     own = [state for state in own if state.node.name not in usurpers]
-    newest = max([known.timeline, *(_timeline(state) for state in own if _is_proof(state))])
+    proofs = [s for s in own if _is_proof(s) and not (usurpers and upstream(states, s) in usurpers)]
+    newest = max([known.timeline, *(_timeline(state) for state in proofs)])
     if heir is not None and heir.claims and _timeline(heir) > known.timeline:
         holder, newest = heir, _timeline(heir)
     elif not follow and holder is not None and holder.claims and _timeline(holder) >= known.timeline:
@@ -240,8 +242,8 @@ def _usurpers(own: Sequence[NodeState], holder: NodeState | None, memory: Memory
     found = []
     for state in own:
         name = state.node.name
-        if name in (memory.promoting, memory.epoch.primary) or not state.tells(in_recovery=False):
-            continue
+        if name in (memory.promoting, memory.epoch.primary) or state.tells(in_recovery=True):
+            continue  # one that is silent, or was never heard, is what it was
         came_later = lives_since is not None and state.claimed_at is not None and state.claimed_at < lives_since
         if name in memory.usurpers or came_later:
             found.append(name)
@@ -272,7 +274,7 @@ def remember(memory: Memory, states: Sequence[NodeState], choice: Choice) -> Mem
     """Return what is to be remembered of a choice."""
     before, after = memory.epoch.primary, choice.epoch.primary
     returned = [s.node.name for s in states if _has_returned(s, choice.epoch)]
-    former = tuple(name for name in memory.former if name not in returned)
+    former = tuple(name for name in memory.former if name not in returned and name != after)
     if before is not None and before != after and before not in former:
         former = (*former, before)
     answer = next((state.answer for state in states if state.node.name == choice.primary and state.answer), None)
@@ -337,6 +339,19 @@ def pause(
     else:
         interval = rules.probe_interval
     return interval * (1 + rules.jitter * (2 * chance - 1))
+
+
+def upstream(states: Sequence[NodeState], state: NodeState) -> str | None:
+    """Return the node that a standby receives from, None when it is none of ours or not known."""
+    text = state.answer.conninfo if state.answer else None
+    place = conninfo.upstream(text) if text else None
+    if place is None:
+        return None
+    for other in states:
+        addresses = other.result.addresses if other.result else other.addresses
+        if other is not state and place[1] == other.node.port and place[0] in (other.node.host, *addresses):
+            return other.node.name
+    return None
 
 
 def _timeline(state: NodeState) -> int:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from msgspec.structs import replace
+
 from health import judge
 from health.judge import NodeState
 from health.view import Node, Outcome, ProbeResult, Role, Rules, Status
@@ -62,3 +64,27 @@ def roles(states: Sequence[NodeState], choice: judge.Choice) -> dict[str, Role]:
 def _state(name: str, status: Status, answer: ProbeResult | None) -> NodeState:
     result = answer or ProbeResult(name, 0.0, Outcome.SILENT)
     return NodeState(Node(name, f"{name}.example"), RULES.rise, status, 0.0, "", result=result, answer=answer)
+
+
+def follower(name: str, of: str | None = "pg1", *, status: Status = Status.UP, **facts: object) -> NodeState:
+    """A standby as a probe that may see everything finds it: it got all of timeline 1, and receives no more."""
+    place = "" if of is None else f"host={of}.example port=5432 application_name={name}"
+    facts = {"conninfo": place, "application_name": name, "receiver_streaming": False, "received_lsn": 1000} | facts
+    return _state(name, status, answered(name, in_recovery=True, **facts))
+
+
+def dead(state: NodeState, outcome: Outcome = Outcome.SILENT) -> NodeState:
+    """A node that has not answered for long enough; what it told before is still known."""
+    result = ProbeResult(state.node.name, 1.0, outcome, message="no answer within 2 s")
+    return replace(state, status=Status.DOWN, reason=result.message, health=0, result=result, doubted_at=1.0)
+
+
+def refusing(state: NodeState, sqlstate: str, message: str, status: Status) -> NodeState:
+    """A node that answers with an error."""
+    result = ProbeResult(state.node.name, 1.0, Outcome.REJECTED, sqlstate=sqlstate, message=message)
+    return replace(state, status=status, reason=message, result=result)
+
+
+def seen_again(state: NodeState) -> NodeState:
+    """A node that was down and has answered once: that is not enough to be up."""
+    return replace(dead(state), result=state.answer, health=1, doubted_at=None)
