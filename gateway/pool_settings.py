@@ -48,6 +48,7 @@ def pool_settings(settings: Settings, database: str, user: str) -> PoolSettings 
         pool_mode=_first(owner.pool_mode, entry.pool_mode, front.pool_mode),
         pool_size=_first(owner.pool_size, entry.pool_size, front.default_pool_size),
         min_pool_size=_first(entry.min_pool_size, front.min_pool_size),
+        warm_pool_size=front.warm_pool_size,
         reserve_pool_size=_first(owner.reserve_pool_size, entry.reserve_pool_size, front.reserve_pool_size),
         reserve_pool_timeout=front.reserve_pool_timeout,
         max_db_connections=_first(entry.max_db_connections, front.max_db_connections),

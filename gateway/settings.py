@@ -194,6 +194,9 @@ class Front(Struct, frozen=True, kw_only=True):
     max_client_conn: Annotated[Count, about("Client connections in all")] = 5000
     default_pool_size: Annotated[Count, about("Server connections of a pool")] = 20
     min_pool_size: Annotated[Count, about("Server connections that a pool in use keeps open")] = 0
+    warm_pool_size: Annotated[
+        Count, about("Connections of a pool in use ready on each standby, so that a promotion needs no reconnect")
+    ] = 1
     reserve_pool_size: Annotated[Count, about("Further server connections for clients that wait long")] = 0
     reserve_pool_timeout: Annotated[Seconds, about("Wait after which a client may use the reserve")] = 5.0
     max_db_connections: Annotated[Count, about("Server connections of a database, whatever the user")] = 0
@@ -442,6 +445,7 @@ class PoolSettings(Struct, frozen=True, kw_only=True):
     pool_mode: PoolMode
     pool_size: int
     min_pool_size: int
+    warm_pool_size: int
     reserve_pool_size: int
     reserve_pool_timeout: float
     max_db_connections: int

@@ -78,6 +78,7 @@ cdef class Server(Endpoint):
     cdef public bint retiring
     cdef public bint discarding
     cdef public bint broken
+    cdef public bint warm
     cdef public bint reserve
 
     @cython.locals(size=Py_ssize_t)

@@ -46,7 +46,7 @@ SERVER_CLEANUP = 4  # its client left in the middle: cancel, roll back, keep if 
 SERVER_CANCELED = 5  # free, but a cancel request for it is on its way
 SERVER_CLOSING = 6  # Terminate was sent; still counted until PostgreSQL has ended the session
 SERVER_GONE = 7
-SERVER_STATES = 8
+SERVER_WARM = 8  # logged in to a standby, for the time when that is the primary
 
 RECORD_SIZE = 4096  # bytes of unanswered requests that are kept, to tell what became of them when their server is lost
 
@@ -155,6 +155,7 @@ class Server(Endpoint):
         self.retiring = False  # is closed when it is free
         self.discarding = False  # the message that is passing is for nobody
         self.below: Server | None = None  # the next one in the pool's stack of idle servers
+        self.warm = False  # is on a standby: in pool.warm and counted nowhere
         self.reserve = False  # counts against reserve_pool_size
         self.broken = False  # a send failed: read its last words, then close it
 

@@ -192,7 +192,7 @@ class Front:
         """A pool's node is elsewhere: its servers end when they are free."""
         for server in pool.servers:
             server.retiring = True
-        for server in pool.idle():
+        for server in [*pool.idle(), *pool.warm]:
             self.servers.close(server, "the node has moved")
 
     def failed(self, endpoint: Endpoint, fault: Exception) -> None:
@@ -462,6 +462,8 @@ class Front:
         for pool in self.pools.sweep():
             for action in pool.sweep(now):
                 self._act(pool, *action)
+            for node in pool.wants_warm(now) if not self.draining else ():
+                self.servers.warm_up(pool, node)
         for server in self.pools.victims(now):
             server.retiring = True
             if server.state == SERVER_IDLE:
@@ -475,8 +477,10 @@ class Front:
 
     def _act(self, pool: Pool, verb: Verb, who: Any, why: str) -> None:
         if verb is Verb.RETIRE:
-            if who.state == SERVER_IDLE:
+            if who.state == SERVER_IDLE or who.warm:
                 self.servers.close(who, why)
+        elif verb is Verb.ADOPT:
+            self.servers.adopt(who)
         elif verb is Verb.CUT:
             self.servers.cut(who, why)
         elif verb is Verb.LAUNCH:

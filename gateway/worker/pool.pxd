@@ -35,6 +35,9 @@ cdef class Pool:
     cdef public bint removed
     cdef public long long check_delay
     cdef public list servers
+    cdef public list warm
+    cdef public dict standbys
+    cdef public long long warm_retry_at
     cdef public Server top
     cdef public object waiting
     cdef public dict newcomers

@@ -11,6 +11,7 @@ Called by the link (acquire, release) and the front (the rest). Names and defaul
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -53,6 +54,7 @@ class Verb(Enum):
 
     RETIRE = "retire"  # close this server, when it is free
     CUT = "cut"  # end this server at once, whatever it does
+    ADOPT = "adopt"  # the node of this warm server is the primary now
     FAIL = "fail"  # end this client's wait, query or session with the error
     NOTIFY = "notify"  # tell this client that it waits
     LAUNCH = "launch"  # open a server connection
@@ -81,6 +83,9 @@ class Pool:
         self.reserve = reserve
         self.shares = shares  # limits over several pools: of the database, of the user
         self.servers: list[Server] = []
+        self.warm: list[Server] = []  # those on standbys, which are counted nowhere
+        self.standbys: dict[str, tuple[str, int]] = {}  # names and addresses of the nodes to have some on
+        self.warm_retry_at = 0
         self.top: Server | None = None  # the idle server used last, on top of the others (Server.below)
         self.waiting: deque[Client] = deque()
         self.newcomers: dict[Client, None] = {}  # clients in login that wait for the first server's welcome
@@ -161,9 +166,9 @@ class Pool:
         return servers[::-1]
 
     def add(self, server: Server) -> None:
-        """Count a server that is being connected."""
+        """Count a server that is being connected, or that was warm."""
         self.servers.append(server)
-        self.connecting += 1
+        self.connecting += server.state == SERVER_LOGIN
         server.reserve = self.share.used >= self.share.limit
         for share in (self.reserve if server.reserve else self.share, *self.shares):
             share.used += 1
@@ -241,6 +246,7 @@ class Pool:
             for server in self.idle()[:spare]:
                 if now - server.state_since >= idle_limit:
                     actions.append(Action(Verb.RETIRE, server, "server idle timeout"))
+        actions += self._sweep_warm(now)
         actions += self._sweep_waiting(now)
         if self.wants_server(now) or (
             len(self.servers) < settings.min_pool_size
@@ -252,6 +258,33 @@ class Pool:
         ):
             actions.append(Action(Verb.LAUNCH, None, "needed"))
         return actions
+
+    def is_used(self) -> bool:
+        """Has it clients, or had it until lately?"""
+        return (self.clients > 0 or len(self.servers) > 0) and not self.removed
+
+    def wants_warm(self, now: int) -> list[str]:
+        """Return the standbys to which a connection is to be launched."""
+        if not self.is_used() or now < self.warm_retry_at:
+            return []
+        nodes = [server.node for server in self.warm]
+        return [name for name in self.standbys if nodes.count(name) < self.settings.warm_pool_size]
+
+    def _sweep_warm(self, now: int) -> Iterator[Action]:
+        settings, nodes = self.settings, [server.node for server in self.warm]
+        lifetime, idle_limit = settings.server_lifetime * SECOND, settings.server_idle_timeout * SECOND
+        for server in self.warm:
+            if self.is_used():
+                server.state_since = now
+            if server.deadline and now >= server.deadline:
+                yield Action(Verb.GIVE_UP, server, "timeout")
+            elif lifetime and now - server.connected_at >= lifetime:
+                yield Action(Verb.RETIRE, server, "server lifetime over")
+            elif self.removed or (idle_limit and now - server.state_since >= idle_limit):
+                yield Action(Verb.RETIRE, server, "server idle timeout")
+            elif nodes.count(server.node) > settings.warm_pool_size:
+                nodes.remove(server.node)
+                yield Action(Verb.RETIRE, server, "warm_pool_size")
 
     def _sweep_active(self, client: Client, server: Server, now: int) -> list[Action]:
         settings = self.settings

@@ -17,7 +17,7 @@ from gateway.pool_settings import pool_settings
 from gateway.settings import PoolSettings
 from gateway.worker.endpoint import SERVER_ACTIVE, SERVER_CLOSING, Server
 from gateway.worker.pool import SECOND, UNLIMITED, Action, Pool, Share, Verb
-from health.view import ClusterView, Status
+from health.view import ClusterView, Role, Status
 
 _PATIENCE = SECOND // 10
 """Wait in one pool after which servers of others that share its full limit make room."""
@@ -83,7 +83,7 @@ class Pools:
 
     def sweep(self) -> list[Pool]:
         """Forget the removed pools that nobody is in any more; return the others."""
-        for pool in [pool for pool in self.all if pool.removed and not (pool.clients or pool.servers)]:
+        for pool in [pool for pool in self.all if pool.removed and not (pool.clients or pool.servers or pool.warm)]:
             self.all.remove(pool)
             if self.by_key.get((pool.database, pool.settings.server_user)) is pool:
                 del self.by_key[pool.database, pool.settings.server_user]
@@ -132,18 +132,36 @@ class Pools:
         return [(pool, action) for pool in pools for action in self._follow(pool)]
 
     def _follow(self, pool: Pool) -> Iterator[Action]:
-        """A node that has another address serves on as long as somebody needs it; one that is replaced may not."""
+        """A node that has another address serves on as long as somebody needs it; one that is replaced may not.
+
+        Warm servers are adopted as far as the limits go without those that are cut.
+        """
         place = self._place(pool)
-        if pool.node is None:
-            return
-        for server in pool.servers:
+        cut = []
+        for server in pool.servers if pool.node is not None else ():
             if server.address == place:
                 server.node = pool.node
             elif server.node != pool.node and pool.settings.node is None:
-                yield Action(Verb.CUT, server, "the primary is another node now")
+                cut.append(Action(Verb.CUT, server, "the primary is another node now"))
             elif not server.retiring:
                 server.retiring = True
                 yield Action(Verb.RETIRE, server, "the node has moved")
+        room = min(share.limit - share.used for share in (pool.share, *pool.shares)) + len(cut)
+        for server in pool.warm:
+            if server.node == pool.node and server.address == place and room > 0:
+                room -= 1
+                yield Action(Verb.ADOPT, server, "its node is the primary now")
+            elif server.node == pool.node or not self._is_there(server):
+                yield Action(Verb.RETIRE, server, "it is not to be ready there")
+        yield from cut  # last: what is launched in their place would take the room of what is there
+
+    def _is_there(self, server: Server) -> bool:
+        """Is a warm server's node still what it was, as far as one can say while another is being chosen?"""
+        nodes = {node.node.name: node for node in self.views[server.pool.settings.cluster].nodes}
+        node = nodes.get(server.node or "")
+        if node is None or node.status is Status.DOWN or node.role is Role.FALSE_PRIMARY:
+            return False
+        return server.address in [(address, node.node.port) for address in node.addresses]
 
     def _place(self, pool: Pool) -> tuple[str, int] | None:
         """Tell a pool what the view says; return where its node is, be it down or not."""
@@ -159,6 +177,11 @@ class Pools:
             pool.retry_at = 0
             pool.failure = None
         pool.node, pool.address = name, address
+        pool.standbys = {
+            node.node.name: (node.addresses[0], node.node.port)
+            for node in (view.nodes if view is not None and pool.settings.node is None else ())
+            if node.role is Role.STANDBY and node.status is Status.UP and node.addresses
+        }
         pool.held = view is not None and view.held and pool.settings.node is None
         return place
 
@@ -191,9 +214,10 @@ class Pools:
             self.shares[limit].limit = amount
 
     def servers(self) -> Iterator[Server]:
-        """Yield every server of every pool."""
+        """Yield every server of every pool, the warm ones too."""
         for pool in self.all:
             yield from pool.servers
+            yield from pool.warm
 
     def in_need(self) -> list[Pool]:
         """Return the pools in which clients wait, the one with the longest wait first."""

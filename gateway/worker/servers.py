@@ -40,6 +40,7 @@ from gateway.worker.endpoint import (
     SERVER_IDLE,
     SERVER_LOGIN,
     SERVER_TESTED,
+    SERVER_WARM,
     Client,
     Server,
 )
@@ -57,6 +58,7 @@ _PATIENT = ("57P03", "53300", "53200", "57P01", "57P02")
 
 _LONGEST_LOGIN = 1 << 20  # of a message during login
 _TELL_EVERY = SECOND // 20  # of a node: one that ends may end all its sessions at once
+_WARM_RETRY = 3.0  # seconds between two attempts to be ready on a standby that refuses
 _CLOSING_TIME = 5.0  # seconds for PostgreSQL to end a session that was closed
 
 
@@ -105,7 +107,6 @@ class Servers:
 
     def connect(self, pool: Pool, client: Client | None = None) -> None:
         """Launch a connection for a pool, or for one client's replication."""
-        now = self.front.reactor.now
         address = pool.address
         if address is None:
             return
@@ -113,9 +114,17 @@ class Servers:
         if fd < 0:
             self._failed(pool, os.strerror(-fd), "refused")
             return
+        server = self._begin(pool, fd, pool.node, address, client)
+        pool.add(server)
+        self.front.reactor.add(server, READ | WRITE)
+
+    def _begin(
+        self, pool: Pool, fd: int, node: str | None, address: tuple[str, int], client: Client | None = None
+    ) -> Server:
+        now = self.front.reactor.now
         self.last_id += 1
         server = Server(fd, self.last_id, pool, now)
-        server.node, server.address = pool.node, address
+        server.node, server.address = node, address
         server.deadline = now + int(pool.settings.server_connect_timeout * SECOND or 15 * SECOND)
         settings = pool.settings
         parameters = {"user": settings.server_user, "database": settings.dbname, **dict(settings.startup)}
@@ -127,8 +136,7 @@ class Servers:
         server.login = self._login(pool, stays_here(address[0]))
         server.out = Buffer(512)
         server.out.extend(messages.startup_message(parameters))
-        pool.add(server)
-        self.front.reactor.add(server, READ | WRITE)
+        return server
 
     def _login(self, pool: Pool, encrypted: bool) -> ServerLogin:
         settings = pool.settings
@@ -170,7 +178,7 @@ class Servers:
                 break
             kind = buf.byte(buf.start)
             length = buf.int32(buf.start + 1)
-            if length < 4 or (length > _LONGEST_LOGIN and server.state in (SERVER_LOGIN, SERVER_IDLE)):
+            if length < 4 or (length > _LONGEST_LOGIN and server.state in (SERVER_LOGIN, SERVER_IDLE, SERVER_WARM)):
                 self.lost(server, "it does not speak the PostgreSQL protocol")
                 break
             if buf.end - buf.start < length + 1:
@@ -209,16 +217,24 @@ class Servers:
         server.parameters = Parameters.of(login.parameters)
         server.login = None
         server.deadline = 0
+        if server.warm:
+            server.state, server.state_since = SERVER_WARM, now
+            return
         if server.client is not None:
             pool.move(server, SERVER_ACTIVE, now)
             self._begin_replication(server, server.client)
             return
+        self._open(server)
+
+    def _open(self, server: Server) -> None:
+        """A server is there: it says what clients are told of its pool, and is theirs once it is set up."""
+        pool = server.pool
         pool.failure = None
         pool.retry_at = 0
         if pool.welcome is not server.parameters:
             pool.welcome = server.parameters
             pool.entries.clear()
-        pool.reported = frozenset(login.parameters)
+        pool.reported = frozenset(server.parameters.values)
         if pool.settings.connect_query:
             self._test(server, pool.settings.connect_query)
         else:
@@ -245,6 +261,9 @@ class Servers:
         """The server does not let us in: the clients that wait learn why, unless it is a matter of time."""
         pool, client = server.pool, server.client
         sqlstate, message = fields.get("sqlstate", ""), fields.get("message", "")
+        if server.warm:
+            self._cool(server, message)
+            return
         raw = with_severity(raw, b"FATAL")
         if client is None:
             self._failed(pool, message, sqlstate)  # first, so that its end launches no other one
@@ -287,6 +306,38 @@ class Servers:
         if node is not None and now - self.told_of.get((cluster, node), -_TELL_EVERY) >= _TELL_EVERY:
             self.told_of[cluster, node] = now
             self.front.channel.send(Met(cluster, node, what))
+
+    # On standbys.
+
+    def warm_up(self, pool: Pool, node: str) -> None:
+        """Launch a connection to a standby, which waits there for its promotion."""
+        address = pool.standbys[node]
+        fd = self.open(address)
+        if fd < 0:
+            pool.warm_retry_at = self.front.reactor.now + int(_WARM_RETRY * SECOND)
+            return
+        server = self._begin(pool, fd, node, address)
+        server.warm = True
+        pool.warm.append(server)
+        self.front.reactor.add(server, READ | WRITE)
+
+    def adopt(self, server: Server) -> None:
+        """The node of a warm server is the primary now: its session has lived through that, and is for clients."""
+        pool = server.pool
+        pool.warm.remove(server)
+        server.warm = False
+        pool.add(server)
+        if server.state == SERVER_WARM:
+            if "in_hot_standby" in server.parameters.values:  # it is told with the next answer only
+                server.parameters = server.parameters.having("in_hot_standby", "off")
+            self._open(server)
+
+    def _cool(self, server: Server, why: str) -> None:
+        """A connection to a standby has failed: nobody waits for it, and it is tried again in a while."""
+        pool = server.pool
+        pool.warm_retry_at = self.front.reactor.now + int(_WARM_RETRY * SECOND)
+        log.debug("pool %s/%s: standby %s: %s", pool.database, pool.settings.server_user, server.node, why)
+        self._drop(server)
 
     # Between two clients.
 
@@ -395,7 +446,7 @@ class Servers:
                 self._open_to_clients(server)
             else:
                 self.close(server, "it is not idle after connect_query, server_check_query or server_reset_query")
-        elif server.state in (SERVER_IDLE, SERVER_CANCELED):
+        elif server.state in (SERVER_IDLE, SERVER_CANCELED, SERVER_WARM):
             self.close(server, f"message type {kind} without a request")
 
     def _send_request(self, server: Server, message: bytes, owed: int) -> None:
@@ -427,6 +478,10 @@ class Servers:
         if server.state == SERVER_LOGIN or server.broken or server.out is not None:
             self._drop(server)
             return
+        if server.warm:
+            self._send(server, messages.Terminate)
+            self._drop(server)  # no limit waits for its end
+            return
         now = self.front.reactor.now
         if cut:
             finish(server.fd)
@@ -441,6 +496,10 @@ class Servers:
             return
         self.front.reactor.remove(server)
         server.out = None
+        if server.warm:
+            server.pool.warm.remove(server)
+            server.state = SERVER_GONE
+            return
         server.pool.remove(server, SERVER_GONE, self.front.reactor.now)
         self.front.freed()
 
@@ -459,7 +518,9 @@ class Servers:
     def give_up(self, server: Server) -> None:
         """A server's deadline has passed."""
         state = server.state
-        if state == SERVER_LOGIN:
+        if server.warm:
+            self._cool(server, "no answer in time (server_connect_timeout)")
+        elif state == SERVER_LOGIN:
             client = server.client
             self._failed(server.pool, "no answer in time (server_connect_timeout)", "silent")
             self._drop(server)
@@ -478,6 +539,10 @@ class Servers:
         """A server without a running client has closed its connection, or it broke."""
         state, pool, client = server.state, server.pool, server.client
         if state == SERVER_GONE:
+            return
+        if server.warm:
+            self.met(server)
+            self._cool(server, why)
             return
         if state == SERVER_LOGIN:
             self._failed(pool, why, "reset")

@@ -25,6 +25,7 @@ from gateway.worker.endpoint import (
     SERVER_IDLE,
     SERVER_LOGIN,
     SERVER_TESTED,
+    SERVER_WARM,
     Client,
     Server,
 )
@@ -51,6 +52,7 @@ SERVER_STATES = {
     SERVER_CLEANUP: "cleanup",
     SERVER_CANCELED: "being_canceled",
     SERVER_CLOSING: "closing",
+    SERVER_WARM: "warm",
 }
 COUNTERS = (
     "assignments",

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.wire.fate import Fate, Loss, Outcome, fate
@@ -296,6 +296,7 @@ def test_sync_that_a_copy_swallows_ends_no_group():
     assert lost(record + data + Sync, owed=[OWES_EXECUTE, OWES_SYNC], told=True) == (UNKNOWN, I)
 
 
+@settings(deadline=None)  # the grammar is loaded when it is used first
 @given(st.binary(max_size=200), st.sampled_from([I, T, E]), st.booleans(), st.booleans())
 def test_any_bytes_have_a_fate(record, status, is_cut, told):
     found = lost(record, status, owed=[OWES_QUERY], is_cut=is_cut, told=told)
@@ -305,6 +306,7 @@ def test_any_bytes_have_a_fate(record, status, is_cut, told):
 TEXTS = ("begin", "commit", "rollback", "savepoint a", "rollback to a", "select 1", WRITING, "bad", "")
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.lists(st.sampled_from(TEXTS), min_size=1, max_size=4), min_size=1, max_size=4),
     st.sampled_from([I, T, E]),
