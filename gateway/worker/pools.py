@@ -17,7 +17,7 @@ from gateway.pool_settings import pool_settings
 from gateway.settings import PoolSettings
 from gateway.worker.endpoint import SERVER_ACTIVE, SERVER_CLOSING, Server
 from gateway.worker.pool import SECOND, UNLIMITED, Action, Pool, Share, Verb
-from health.view import ClusterView, Role, Status
+from health.view import Admin, ClusterView, Role, Status
 
 _PATIENCE = SECOND // 10
 """Wait in one pool after which servers of others that share its full limit make room."""
@@ -143,6 +143,8 @@ class Pools:
                 server.node = pool.node
             elif server.node != pool.node and pool.settings.node is None:
                 cut.append(Action(Verb.CUT, server, "the primary is another node now"))
+            elif place is None and self._is_cut_off(pool):
+                cut.append(Action(Verb.CUT, server, "an operator took its node out"))
             elif not server.retiring:
                 server.retiring = True
                 yield Action(Verb.RETIRE, server, "the node has moved")
@@ -154,6 +156,10 @@ class Pools:
             elif server.node == pool.node or not self._is_there(server):
                 yield Action(Verb.RETIRE, server, "it is not to be ready there")
         yield from cut  # last: what is launched in their place would take the room of what is there
+
+    def _is_cut_off(self, pool: Pool) -> bool:
+        view = self.views[pool.settings.cluster]
+        return any(node.node.name == pool.node and node.admin is Admin.MAINT for node in view.nodes)
 
     def _is_there(self, server: Server) -> bool:
         """Is a warm server's node still what it was, as far as one can say while another is being chosen?"""
@@ -170,7 +176,8 @@ class Pools:
         if view is not None:
             name = name or view.primary
             node = next((node for node in view.nodes if node.node.name == name), None)
-            if node is not None and node.addresses:
+            is_taken_out = node is not None and node.admin is not Admin.READY and pool.settings.node is not None
+            if node is not None and node.addresses and not is_taken_out:
                 place = (node.addresses[0], node.node.port)
                 address = place if node.status is not Status.DOWN else None
         if (name, address) != (pool.node, pool.address):

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from msgspec.structs import replace
+
 from gateway.worker.endpoint import CLIENT_WAITING, SERVER_ACTIVE, SERVER_IDLE, Client, Server
 from gateway.worker.pool import Pool, Verb
 from gateway.worker.pools import Pools
-from health.view import ClusterView, Epoch, Node, NodeView, Role, Status
+from health.view import Admin, ClusterView, Epoch, Node, NodeView, Role, Status
 from tests.worker.test_pools import configure, get, with_database
 from tests.worker.worlds import idle_server
 
@@ -200,3 +202,31 @@ def test_clients_that_waited_for_the_new_primary_are_served_first_in_first_out()
     pools.see(seen("pg2"))
     assert pool.wants_server(9)
     assert [pool.next_waiting(9) for _ in clients] == clients
+
+
+def pinned() -> tuple[Pools, Pool, Server]:
+    """A pool that the settings keep on pg2, with one server."""
+    pools = Pools(configure(with_database(node="pg2")))
+    pool = get(pools)
+    assert pools.see(seen("pg1")) == []
+    (server,) = on(pool)
+    return pools, pool, server
+
+
+def taken_out(admin: Admin) -> ClusterView:
+    view = seen("pg1")
+    return replace(view, nodes=(view.nodes[0], replace(view.nodes[1], admin=admin, status=Status(admin.value))))
+
+
+def test_node_that_is_taken_out_lets_those_finish_who_are_pinned_to_it():
+    pools, pool, server = pinned()
+    assert see(pools, taken_out(Admin.DRAIN)) == [(Verb.RETIRE, server)]
+    assert pool.address is None
+    assert see(pools, seen("pg1")) == []
+    assert pool.address == PG2
+
+
+def test_node_that_is_taken_out_now_cuts_those_who_are_pinned_to_it():
+    pools, pool, server = pinned()
+    assert see(pools, taken_out(Admin.MAINT)) == [(Verb.CUT, server)]
+    assert pool.address is None
