@@ -37,7 +37,9 @@ from .messages import (
 from .servers import Script, Visit
 from .test_faults import SLEEP, terminate_backends
 
-READY_TIMEOUT = {"server_login_retry": 0.1, "query_wait_timeout": 10.0}
+pytestmark = pytest.mark.usefixtures("pooler")
+
+PATIENT = {"server_login_retry": 0.1, "query_wait_timeout": 10.0}
 OURS = "backend_type = 'client backend' and application_name <> 'bench' and pid <> pg_backend_pid()"
 
 
@@ -105,7 +107,7 @@ def eventually_running(postgres, text: str, more: str = "true") -> int:
 def test_server_lost_while_its_client_idles_in_a_transaction_is_told_once_and_leaves_it_aborted(
     gateway, lose, ask, item, items
 ):
-    relay = gateway(**READY_TIMEOUT)
+    relay = gateway(**PATIENT)
     with login(relay.port) as client:
         client.ask(ask("begin"))
         client.ask(ask("insert into item values (1, 'lost')"))
@@ -119,7 +121,7 @@ def test_server_lost_while_its_client_idles_in_a_transaction_is_told_once_and_le
 
 @PROTOCOLS
 def test_server_lost_during_a_query_of_a_transaction_leaves_it_aborted(gateway, postgres, lose, ask):
-    relay = gateway(**READY_TIMEOUT)
+    relay = gateway(**PATIENT)
     with login(relay.port) as client:
         client.ask(ask("begin"))
         client.mark()
@@ -192,7 +194,7 @@ def test_begin_that_was_not_answered_leaves_the_client_in_a_transaction(bench):
 
 
 def test_pipeline_of_a_transaction_fails_group_by_group(gateway, postgres, lose):
-    with login(gateway(**READY_TIMEOUT).port) as client:
+    with login(gateway(**PATIENT).port) as client:
         client.mark()
         groups = ["begin", SLEEP, "select 2", "select 3"]
         client.write(b"".join(map(extended, groups)))
@@ -269,7 +271,7 @@ def test_others_of_the_pool_do_not_notice(gateway, database):
 
 def test_warning_with_which_a_crashed_server_ends_is_not_passed_on(gateway, postgres):
     # It comes as a notice of a query that another server will answer, or that fails with the same words.
-    relay = gateway(default_pool_size=2, **READY_TIMEOUT)
+    relay = gateway(default_pool_size=2, **PATIENT)
     with login(relay.port) as client, login(relay.port) as other:
         client.ask(query("begin"))
         client.mark()
@@ -362,7 +364,7 @@ def test_commit_that_waits_for_a_standby_is_done_and_told_as_unknown(gateway, po
     postgres.configure(synchronous_standby_names="nobody")
     try:
         eventually(lambda: postgres.psql("show synchronous_standby_names") == "nobody", "the setting")
-        with login(gateway(**READY_TIMEOUT).port) as client:
+        with login(gateway(**PATIENT).port) as client:
             client.ask(query("begin; insert into item values (1, 'done')"))
             client.mark()
             client.write(query("commit"))
@@ -438,7 +440,7 @@ def test_read_that_was_told_nothing_is_run_again_and_nobody_notices(gateway, pos
 
 
 def test_read_of_a_crashed_postgresql_waits_for_it_and_is_run_again(gateway, postgres, item):
-    with login(gateway(**READY_TIMEOUT).port) as client:
+    with login(gateway(**PATIENT).port) as client:
         with locked(postgres):
             client.mark()
             client.write(query(COUNTING))
