@@ -789,7 +789,7 @@ def test_usurper_with_a_standby_of_its_own_does_not_change_the_timeline():
 def test_usurper_that_becomes_a_standby_is_one():
     judged = usurped()
     assert judged.probe(STANDS, LIVES) == "pg1"
-    assert judged.memory.usurpers == ()
+    assert not judged.memory.usurpers
     judged.probe(GONE, times=3)
     assert judged.probe(RISEN) == "pg2"
 
@@ -799,7 +799,7 @@ def test_usurper_that_an_operator_promotes_is_adopted():
     judged.probe(GONE, times=3)
     judged.memory = replace(judged.memory, promoting="pg2")
     assert judged.probe(RISEN) == "pg2"
-    assert judged.memory.usurpers == ()
+    assert not judged.memory.usurpers
 
 
 def test_promotion_by_hand_after_the_primary_died_is_adopted():
@@ -815,7 +815,7 @@ def test_promotion_by_hand_beside_a_living_primary_is_followed_where_others_prom
     judged.probe(LIVES, STANDS)
     assert judged.probe(RISEN) == "pg2"
     assert judged.probe(LIVES) == "pg2"
-    assert judged.memory.usurpers == ()
+    assert not judged.memory.usurpers
 
 
 def test_promotion_of_ours_is_adopted_beside_a_living_primary():
@@ -839,7 +839,7 @@ def test_remember_former_primary_until_it_receives_from_the_new_one():
     judged.probe(follower("pg1", of="pg2", receiver_streaming=True))  # still on its old timeline
     assert judged.memory.former == ("pg1",)
     judged.probe(follower("pg1", of="pg2", receiver_streaming=True, timeline=2))
-    assert judged.memory.former == ()
+    assert not judged.memory.former
 
 
 def test_remember_primary_is_no_former_one():
