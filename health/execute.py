@@ -63,7 +63,7 @@ async def rouse(open_session: Open, limit: float) -> None:
     """Let a standby's receiver start again, to see whether the primary still sends; one that is frozen stays so."""
     async with _session(open_session, limit) as session:
         text = await _conninfo(session)
-        if not conninfo.is_frozen(text):
+        if not conninfo.is_frozen(text):  # else a failover is under way, and it has to stay so
             await _set_conninfo(session, conninfo.rouse(text))
 
 
@@ -135,9 +135,12 @@ async def command(line: str, what: str, old: Node | None, new: Node | None, limi
             for name, value in (("name", node.name), ("host", node.host), ("port", str(node.port))):
                 text = text.replace(f"{{{prefix}{name}}}", shlex.quote(value))
     log.info("%s: %s", what, text)
-    process = await anyio.open_process(
-        ["/bin/sh", "-c", text], stdin=subprocess.DEVNULL, stderr=subprocess.STDOUT, start_new_session=True
-    )
+    try:
+        process = await anyio.open_process(
+            ["/bin/sh", "-c", text], stdin=subprocess.DEVNULL, stderr=subprocess.STDOUT, start_new_session=True
+        )
+    except OSError as error:
+        raise StepError(f"{what} cannot be run: {error.strerror}") from None
     told = anyio.Event()
     try:
         async with anyio.create_task_group() as tasks:

@@ -20,7 +20,14 @@ from anyio.abc import TaskGroup
 from anyio.to_thread import run_sync
 from msgspec import Struct
 from msgspec.structs import replace
-from tenacity import AsyncRetrying, RetryError, retry_if_exception_type, stop_after_attempt, wait_exponential_jitter
+from tenacity import (
+    AsyncRetrying,
+    RetryError,
+    retry_if_exception_type,
+    stop_after_attempt,
+    wait_exponential,
+    wait_random,
+)
 
 from health import execute, failover
 from health.execute import StepError
@@ -33,6 +40,7 @@ log = logging.getLogger(__name__)
 
 _LOOK = 0.01  # seconds between two looks at what is about to change
 _PATIENCE = 30.0  # seconds between two failovers that fail, at most
+_REJOINED = "rejoined"
 _REST = 3.0  # seconds from one try to mend a node to the next
 
 
@@ -81,6 +89,7 @@ class Keeper:
         self._failures = 0
         self._not_before = 0.0
         self._work: dict[tuple[str, str], float] = {}  # what is done to which node; when it may be done again
+        self._mending: dict[anyio.CancelScope, anyio.Event] = {}  # what changes where a standby receives from
         self._tasks: TaskGroup
 
     async def run(self) -> None:
@@ -191,10 +200,11 @@ class Keeper:
         except AbandonedError as error:
             self.watch.tell(str(error))
             self._failures += 1
-            self._not_before = self._clock() + min(_PATIENCE, 0.1 * 2**self._failures)
+            self._not_before = self._clock() + min(_PATIENCE, 0.1 * 2 ** min(self._failures, 10))
 
     async def _play(self, plan: Plan) -> str:
         """Do a plan to its end; return what it says."""
+        await self._rest()
         try:
             step = next(plan)
             while True:
@@ -209,6 +219,14 @@ class Keeper:
             return str(end.value)
         finally:
             self.watch.hold(False)
+
+    async def _rest(self) -> None:
+        """End the repairs under way: one that is tried again would undo what a plan has just done."""
+        mending = dict(self._mending)
+        for scope in mending:
+            scope.cancel()
+        for ended in mending.values():
+            await ended.wait()
 
     async def _do(self, step: Step) -> dict[str, str]:
         """Do one step; return what went wrong, by node."""
@@ -338,7 +356,7 @@ class Keeper:
         assert self._commands.rejoin is not None
         old, new, limit = self.watch.node(node), self.watch.node(to), self._commands.command_timeout
         step = partial(execute.command, self._commands.rejoin, "rejoin_command", old, new, limit)
-        self._begin(f"rejoined to {to}", node, step)
+        self._begin(_REJOINED, node, step)
 
     def _begin(self, what: str, node: str, step: Callable[[], Awaitable[None]]) -> None:
         if self._clock() >= self._work.get((what, node), 0.0):
@@ -347,12 +365,25 @@ class Keeper:
 
     async def _try(self, what: str, node: str, step: Callable[[], Awaitable[None]]) -> None:
         """Do a step on one node, a few times when it fails; whether it is still needed is then judged anew."""
+        scope = anyio.CancelScope()
+        if what != _REJOINED:  # a node that is half rewound is worse than one that is not
+            self._mending[scope] = anyio.Event()
+        try:
+            with scope:
+                await self._mend(what, node, step)
+        finally:
+            self._work[what, node] = self._clock() + _REST
+            if ended := self._mending.pop(scope, None):
+                ended.set()
+        await self.watch.look([node])
+
+    async def _mend(self, what: str, node: str, step: Callable[[], Awaitable[None]]) -> None:
         cluster = self.watch.view.name
         try:
             async for attempt in AsyncRetrying(
                 retry=retry_if_exception_type(StepError),
                 stop=stop_after_attempt(3),
-                wait=wait_exponential_jitter(0.2, 2.0),
+                wait=wait_exponential(multiplier=0.2, max=2.0) + wait_random(0.0, 0.2),
             ):
                 with attempt:
                     async with self._nodes[node]:
@@ -360,9 +391,6 @@ class Keeper:
             log.info("%s: %s was %s", cluster, node, what)
         except RetryError as error:
             log.warning("%s: %s was not %s: %s", cluster, node, what, error.last_attempt.exception())
-        finally:
-            self._work[what, node] = self._clock() + _REST
-        await self.watch.look([node])
 
     def _open(self, node: str) -> execute.Open:
         return self.watch.probes[node].open

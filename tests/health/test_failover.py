@@ -790,7 +790,7 @@ def test_usurper_with_a_standby_of_its_own_does_not_change_the_timeline():
 def test_usurper_that_becomes_a_standby_is_one():
     judged = usurped()
     assert judged.probe(STANDS, LIVES) == "pg1"
-    assert judged.memory.usurpers == ()
+    assert not judged.memory.usurpers
     judged.probe(GONE, times=3)
     assert judged.probe(RISEN) == "pg2"
 
@@ -800,7 +800,7 @@ def test_usurper_that_an_operator_promotes_is_adopted():
     judged.probe(GONE, times=3)
     judged.memory = replace(judged.memory, promoting="pg2")
     assert judged.probe(RISEN) == "pg2"
-    assert judged.memory.usurpers == ()
+    assert not judged.memory.usurpers
 
 
 def test_promotion_by_hand_after_the_primary_died_is_adopted():
@@ -816,7 +816,7 @@ def test_promotion_by_hand_beside_a_living_primary_is_followed_where_others_prom
     judged.probe(LIVES, STANDS)
     assert judged.probe(RISEN) == "pg2"
     assert judged.probe(LIVES) == "pg2"
-    assert judged.memory.usurpers == ()
+    assert not judged.memory.usurpers
 
 
 def test_promotion_of_ours_is_adopted_beside_a_living_primary():
