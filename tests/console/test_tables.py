@@ -310,7 +310,7 @@ def config() -> dict[str | None, tuple[str | None, ...]]:
         ("auth.scram_iterations", ("4096", "4096", "yes", "front.auth.scram_iterations", "")),
         ("client_tls_sslmode", ("disable", "disable", "yes", "front.tls.mode", "")),
         ("console.admin_users", ("", "", "yes", "console.admin_users", "")),
-        ("cluster.main.probe_interval_fast", ("0.2", "0.2", "yes", "cluster.main.probe_interval_fast", "s")),
+        ("cluster.main.probe_interval_fast", ("0.1", "0.1", "yes", "cluster.main.probe_interval_fast", "s")),
         ("cluster.main.node[1].port", ("5433", "5432", "yes", "cluster.main.node[1].port", "")),
         ("cluster.main.tls.mode", ("disable", "disable", "yes", "cluster.main.tls.mode", "")),
         ("database.app.pool_size", ("7", None, "yes", "database.app.pool_size", "")),
