@@ -153,7 +153,8 @@ def _mistrust(world: World) -> str | None:
     """Say why a primary that only the state file knows is not given up yet."""
     primary, epoch, rules = world.primary, world.memory.epoch, world.rules
     assert primary is not None
-    if world.now - world.started_at < rules.startup_grace:
+    is_begun = world.memory.promoting is not None  # by one who had seen it
+    if not is_begun and world.now - world.started_at < rules.startup_grace:
         return f"the gateway has just started (failover.startup_grace {rules.startup_grace:g} s)"
     if not any(_timeline(state) == epoch.timeline and state.result.system_identifier for state in world.standbys()):  # type: ignore[union-attr]
         return f"{primary.node.name} is known from an earlier run alone, and no standby confirms it"
@@ -181,8 +182,11 @@ def _unsure_of_commits(world: World) -> str | None:
     return None
 
 
-def candidate(world: World) -> NodeState | str:
-    """Return the standby to promote, or in words why there is none."""
+def candidate(world: World, begun: str | None = None) -> NodeState | str:
+    """Return the standby to promote, or in words why there is none.
+
+    Of those that got equally far it is the one that has *begun*: perhaps it was told to.
+    """
     memory, primary = world.memory, world.primary
     fit = [state for state in world.standbys() if state.node.name != memory.epoch.primary]
     fit = [state for state in fit if state.admin is Admin.READY and state.status is Status.UP]
@@ -203,7 +207,7 @@ def candidate(world: World) -> NodeState | str:
         fit = [state for state in fit if (_position(state) or 0) >= ahead]
         if not fit:
             return "the standby that may have the last commit may not be promoted"
-    chosen = min(fit, key=_preference)
+    chosen = min(fit, key=lambda state: (-(_position(state) or 0), state.node.name != begun, _preference(state)))
     written = primary.answer.current_lsn if primary is not None and primary.answer is not None else None
     if written is not None and (lag := written - (_position(chosen) or 0)) > world.rules.max_lag_bytes:
         return f"{chosen.node.name} lacks {lag} bytes that were written (failover.max_lag_on_failover)"
@@ -233,54 +237,59 @@ def failover(world: World, wanted: str | None = None) -> Plan:
     old = world.memory.epoch.primary
     begun = world.memory.promoting if wanted is None else None
     world = yield Step(Action.HOLD)
-    if begun is None:
-        world = yield Step(Action.FREEZE, tuple(state.node.name for state in _followers(world)))
-        loose = world.failures
-        if world.rules.fences and world.primary is not None and old not in (None, wanted):
-            world = yield Step(Action.FENCE, (old,))
-            if old in world.failures:
-                yield Step(Action.RELEASE)
-                raise AbandonedError(f"fence_command failed: {world.failures[old]}")
-        late = [state.node.name for state in _followers(world) if not _is_frozen(state)]
-        loose = dict.fromkeys(late, "it was not seen before") | loose
-        loose = {name: why for name, why in loose.items() if world.state(name) in world.standbys()}
-        why = f"{_names(loose)} cannot be kept from receiving: {next(iter(loose.values()))}" if loose else None
-        why = why or hindrance(world, wanted)
-        if why is not None:
+    if begun is not None:
+        state = world.state(begun)
+        if state is not None and (state.claims or (state in world.standbys() and world.primary in world.standbys())):
+            return (yield from _take_over(world))
+        # By a gateway that died, perhaps long ago: everything is asked anew.
+        if state is not None and not _is_frozen(state) and (why := _still_ends(world)):
             yield Step(Action.RELEASE)
             raise AbandonedError(why)
-        if wanted is None:
-            chosen = candidate(world)
-            assert isinstance(chosen, NodeState)  # or there were a hindrance
-            wanted = chosen.node.name
-        world = yield Step(Action.REMEMBER, (wanted,))
-        if world.failures:
-            yield Step(Action.REMEMBER)
-            yield Step(Action.RELEASE)
-            raise AbandonedError(next(iter(world.failures.values())))
-    name = begun or wanted
-    state = world.state(name)
-    if state is not None and not state.claims:
-        # What was so when it was remembered may not be so any more.
-        is_switchover = begun is not None and not _is_frozen(state)
-        if is_switchover and (why := _still_ends(world)):
-            yield Step(Action.RELEASE)
-            raise AbandonedError(why)
-        if not is_switchover and (why := hindrance(world, name)):
-            yield Step(Action.REMEMBER)
-            yield Step(Action.RELEASE)
-            raise AbandonedError(f"{name} cannot be promoted any more: {why}")
+        if why := hindrance(world):
+            return (yield from _give_up(world, f"{begun} cannot be promoted any more: {why}"))
+    world = yield Step(Action.FREEZE, tuple(state.node.name for state in _followers(world)))
+    loose = world.failures
+    if world.rules.fences and world.primary is not None and old not in (None, wanted):
+        world = yield Step(Action.FENCE, (old,))
+        if old in world.failures:
+            return (yield from _give_up(world, f"fence_command failed: {world.failures[old]}"))
+    late = [state.node.name for state in _followers(world) if not _is_frozen(state)]
+    loose = dict.fromkeys(late, "it was not seen before") | loose
+    loose = {name: why for name, why in loose.items() if world.state(name) in world.standbys()}
+    why = f"{_names(loose)} cannot be kept from receiving: {next(iter(loose.values()))}" if loose else None
+    if why := why or hindrance(world, wanted):
+        return (yield from _give_up(world, why))
+    if wanted is None:
+        chosen = candidate(world, begun)
+        assert isinstance(chosen, NodeState)  # or there were a hindrance
+        wanted = chosen.node.name
+    world = yield Step(Action.REMEMBER, (wanted,))
+    if world.failures:
+        return (yield from _give_up(world, next(iter(world.failures.values()))))
+    if (state := world.state(wanted)) and not state.claims and (why := hindrance(world, wanted)):
+        # What was so when it was remembered is so no more.
+        return (yield from _give_up(world, f"{wanted} cannot be promoted any more: {why}"))
     return (yield from _take_over(world))
+
+
+def _give_up(world: World, why: str) -> Plan:
+    if world.memory.promoting is not None:
+        yield Step(Action.REMEMBER)
+    yield Step(Action.RELEASE)
+    raise AbandonedError(why)
 
 
 def _still_ends(world: World) -> str | None:
     """Say why the primary that a switchover has told to be one no more cannot be taken for gone, nor for back, yet."""
     primary = world.primary
-    if primary is None or primary.status is Status.DOWN or primary in world.seen():
+    if primary is None or primary in world.seen():
         return None
-    if primary.result is not None and primary.result.outcome is Outcome.REFUSED:
+    name, receiving = primary.node.name, _receiving(world)
+    if receiving:
+        return f"{_names(receiving)} still receive{'s' * (len(receiving) == 1)} from {name}"
+    if primary.status is Status.DOWN or (primary.result is not None and primary.result.outcome is Outcome.REFUSED):
         return None
-    return f"{primary.node.name} is {primary.status}" + (f" ({primary.reason})" if primary.reason else "")
+    return f"{name} is {primary.status}" + (f" ({primary.reason})" if primary.reason else "")
 
 
 def switchover(world: World, target: str, *, force: bool = False) -> Plan:
@@ -374,7 +383,9 @@ def repairs(world: World) -> list[str]:
     for state in world.seen():
         if state.answer is None or state.answer.conninfo is None:
             continue
-        is_lost = state.answer.receiver_streaming is False and _upstream(world, state) in world.memory.former
+        # Standbys that receive from each other in a ring stream, and get nothing.
+        is_behind = state.answer.receiver_streaming is False or _timeline(state) < world.memory.epoch.timeline
+        is_lost = is_behind and _upstream(world, state) in world.memory.former
         if conninfo.is_frozen(state.answer.conninfo) or (is_well and is_lost and state in world.standbys()):
             found.append(state.node.name)
     return found

@@ -238,7 +238,8 @@ def _usurpers(own: Sequence[NodeState], holder: NodeState | None, memory: Memory
     """Find who became a primary while the one there was lived: that one has answered since, and holds itself for it."""
     lives_since = None
     if holder is not None and holder.claims and holder.result is not None and holder.result.outcome is Outcome.ANSWERED:
-        lives_since = holder.result.at
+        # One of yesterday has no place that could be taken.
+        lives_since = holder.result.at if _timeline(holder) >= memory.epoch.timeline else None
     found = []
     for state in own:
         name = state.node.name

@@ -99,7 +99,7 @@ class NodeServer(Server):
             "streaming" if streams else None,
             str(self.timeline) if streams else None,
             None,
-            self.conninfo if self.in_recovery else None,
+            self.conninfo,
             "",
             self.synchronous,
             "0",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from psycopg import Error
 from psycopg.conninfo import conninfo_to_dict
@@ -86,12 +86,14 @@ def test_parse_faulty_text_is_refused_as_by_libpq(text):
     assert conninfo.upstream(text) is None
 
 
+@settings(max_examples=100, deadline=None)
 @given(PARAMETERS)
 def test_build_any_parameters_come_back_from_libpq(parameters):
     text = conninfo.build(parameters)
     assert conninfo_to_dict(text) == parameters == conninfo.parse(text)
 
 
+@settings(max_examples=100, deadline=None)
 @given(TEXT)
 def test_parse_random_text_is_read_as_libpq_does_or_refused(text):
     try:
@@ -101,6 +103,7 @@ def test_parse_random_text_is_read_as_libpq_does_or_refused(text):
     assert conninfo.parse(text) == expected
 
 
+@settings(max_examples=100, deadline=None)
 @given(PARAMETERS, HOSTS, st.integers(1, 65535))
 def test_parse_random_uri_is_read_as_libpq_does(parameters, hosts, port):
     def escape(value: str) -> str:
@@ -158,6 +161,7 @@ def test_freeze_of_pairs_is_undone_to_the_byte():
     assert conninfo.thaw(conninfo.freeze(text)) == text == conninfo.thaw(text)
 
 
+@settings(max_examples=100, deadline=None)
 @given(TEXT)
 def test_freeze_random_text_leads_libpq_nowhere(text):
     try:
@@ -169,6 +173,7 @@ def test_freeze_random_text_leads_libpq_nowhere(text):
     assert conninfo_to_dict(conninfo.thaw(frozen)) == before
 
 
+@settings(max_examples=100, deadline=None)
 @given(PARAMETERS, st.sampled_from(["host=a,b hostaddr=10.0.0.1,10.0.0.2 port=1,2", "host=a", ""]))
 def test_lead_changes_the_place_and_nothing_else(parameters, place):
     text = f"{place} {conninfo.build(parameters)}"

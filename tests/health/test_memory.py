@@ -7,7 +7,7 @@ import stat
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from health.memory import MemoryFile, MemoryFileError
@@ -45,6 +45,7 @@ def test_memory_saved_again_is_the_last_one(file):
     assert os.listdir(file.path.parent) == ["main.state"]
 
 
+@settings(max_examples=50, deadline=None)
 @given(st.builds(Memory, paused=st.booleans(), promoting=st.none() | st.text(), former=st.lists(st.text()).map(tuple)))
 def test_memory_of_any_kind_comes_back(tmp_path_factory, memory):
     file = MemoryFile(tmp_path_factory.getbasetemp() / "any.state")
@@ -77,6 +78,7 @@ def test_memory_of_garbage_stops_the_start(file, content):
     assert file.path.read_bytes() == content
 
 
+@settings(max_examples=50, deadline=None)
 @given(st.integers(0, 400))
 def test_memory_cut_short_is_never_taken_for_a_whole_one(tmp_path_factory, size):
     file = MemoryFile(tmp_path_factory.getbasetemp() / "cut.state")

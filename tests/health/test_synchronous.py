@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import combinations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from health.synchronous import Synchronous, parse
@@ -84,6 +84,7 @@ def test_parse_garbage_is_refused(text):
         parse(text)
 
 
+@settings(max_examples=100, deadline=None)
 @given(st.text('ANYfirst129(),*"_ -$\n'))
 def test_parse_random_text_is_read_or_refused(text):
     try:
@@ -97,6 +98,7 @@ def test_parse_random_text_is_read_or_refused(text):
 NAMES = st.lists(st.text(st.characters(codec="ascii", min_codepoint=32), min_size=1), min_size=1, max_size=4)
 
 
+@settings(max_examples=100, deadline=None)
 @given(NAMES, st.integers(1, 9), st.sampled_from(["", "ANY", "FIRST", "first"]))
 def test_parse_any_names_in_quotes_are_read(names, count, method):
     quoted = ", ".join('"' + name.replace('"', '""') + '"' for name in names)
@@ -123,6 +125,7 @@ def test_fits_compares_as_postgres_does_and_takes_unknown_for_fitting(text, name
     assert rule.fits(name) is fits
 
 
+@settings(max_examples=100, deadline=None)
 @given(st.integers(1, 6), st.integers(1, 7), st.booleans(), st.data())
 def test_needed_any_so_many_members_hold_every_commit_and_fewer_may_not(size, count, is_for_all, data):
     members = [f"pg{i}" for i in range(size)]
@@ -139,6 +142,7 @@ def test_needed_any_so_many_members_hold_every_commit_and_fewer_may_not(size, co
         assert any(not placement & set(members[: needed - 1]) for placement in placements)
 
 
+@settings(max_examples=100, deadline=None)
 @given(st.integers(1, 4), st.integers(0, 3), st.integers(1, 4))
 def test_needed_standbys_that_share_a_name_are_all_members(names, more, count):
     # Two standbys may have one application_name: then there are more members than names.
