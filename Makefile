@@ -16,11 +16,12 @@ build: $(COMPILED)
 demo: build
 	exec $(BIN)/gateway demo
 
-# The live tests start their own servers; two at a time is what two cores carry.
+# The live tests start their own servers; two at a time is what two cores carry, but the patient ones mostly wait.
 test: build lint
 	$(BIN)/pytest -m 'not live'
-	GATEWAY_IMPL=pure $(BIN)/pytest -m 'not live'
-	$(BIN)/pytest -m live -n 2 --dist loadfile
+	GATEWAY_IMPL=pure $(BIN)/pytest -m 'not live' --ignore tests/health
+	$(BIN)/pytest -m 'live and not patient' -n 2 --dist loadfile
+	$(BIN)/pytest -m 'live and patient' -n 3
 	GATEWAY_IMPL=pure $(BIN)/pytest -m 'live and both'
 
 # A hundred schedules of random faults, and the full sizes of other tests: an hour or so.
