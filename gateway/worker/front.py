@@ -277,6 +277,7 @@ class Front:
         answers = []
         while server.cycle.fake_is_next():
             answers.append(self.link.fake(server.cycle))
+        server.told = True
         self.clients.reply(client, b"".join(answers))
 
     # Servers.
