@@ -69,6 +69,7 @@ from gateway.worker.sock import READ, WRITE, Buffer
 log = logging.getLogger("gateway.worker")
 
 _DEMAND_EVERY = SECOND // 100
+_FAREWELLS = ("quickdie", "SyncRepWaitForLSN")  # where PostgreSQL warns that it ends; others may raise its codes
 LONGEST = 0x3FFFFFFE  # of a message that PostgreSQL takes (PQ_LARGE_MESSAGE_LIMIT)
 
 
@@ -277,6 +278,7 @@ class Front:
         answers = []
         while server.cycle.fake_is_next():
             answers.append(self.link.fake(server.cycle))
+        server.told = True
         self.clients.reply(client, b"".join(answers))
 
     # Servers.
@@ -308,7 +310,7 @@ class Front:
         """Look at an error or a notice; return None to pass it on, another in its place, or b"" to keep it back."""
         fields = messages.error_fields(message[5:])
         if message[0] == messages.NOTICE_RESPONSE:
-            if fields["sqlstate"] not in ("57P01", "57P02"):
+            if fields["sqlstate"] not in ("57P01", "57P02") or fields.get("routine") not in _FAREWELLS:
                 return None
             server.farewell = fields["message"]  # an error will follow, from us
             return b""

@@ -375,6 +375,7 @@ class Link:
             whole = end - pos >= size
             if size < 5 or size > LONGEST_ANSWER or (kind == READY_FOR_QUERY and size != 6):
                 if run < pos or self.assembly.end:
+                    server.told = True
                     self.to_client(client, buf, run, pos)
                 if server.client is not None:
                     self.front.server_gone(server, 0)

@@ -469,7 +469,7 @@ def test_read_that_ended_its_server_itself_is_not_run_again(bench):
 
 
 def warning(sqlstate: str) -> bytes:
-    return message("N", b"SWARNING\0VWARNING\0C%b\0Mit ends\0\0" % sqlstate.encode())
+    return message("N", b"SWARNING\0VWARNING\0C%b\0Mit ends\0Rquickdie\0\0" % sqlstate.encode())
 
 
 def test_read_within_a_transaction_is_not_run_again(gateway, postgres, item):
