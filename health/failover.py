@@ -153,8 +153,8 @@ def _mistrust(world: World) -> str | None:
     """Say why a primary that only the state file knows is not given up yet."""
     primary, epoch, rules = world.primary, world.memory.epoch, world.rules
     assert primary is not None
-    is_begun = world.memory.promoting is not None  # by one who had seen it
-    if not is_begun and world.now - world.started_at < rules.startup_grace:
+    # A failover that was under way had waited long enough before.
+    if world.memory.promoting is None and world.now - world.started_at < rules.startup_grace:
         return f"the gateway has just started (failover.startup_grace {rules.startup_grace:g} s)"
     if not any(_timeline(state) == epoch.timeline and state.result.system_identifier for state in world.standbys()):  # type: ignore[union-attr]
         return f"{primary.node.name} is known from an earlier run alone, and no standby confirms it"
@@ -182,11 +182,8 @@ def _unsure_of_commits(world: World) -> str | None:
     return None
 
 
-def candidate(world: World, begun: str | None = None) -> NodeState | str:
-    """Return the standby to promote, or in words why there is none.
-
-    Of those that got equally far it is the one that has *begun*: perhaps it was told to.
-    """
+def candidate(world: World) -> NodeState | str:
+    """Return the standby to promote, or in words why there is none."""
     memory, primary = world.memory, world.primary
     fit = [state for state in world.standbys() if state.node.name != memory.epoch.primary]
     fit = [state for state in fit if state.admin is Admin.READY and state.status is Status.UP]
@@ -207,6 +204,8 @@ def candidate(world: World, begun: str | None = None) -> NodeState | str:
         fit = [state for state in fit if (_position(state) or 0) >= ahead]
         if not fit:
             return "the standby that may have the last commit may not be promoted"
+    # One that a gateway has chosen before it died may have been told already.
+    begun = memory.promoting
     chosen = min(fit, key=lambda state: (-(_position(state) or 0), state.node.name != begun, _preference(state)))
     written = primary.answer.current_lsn if primary is not None and primary.answer is not None else None
     if written is not None and (lag := written - (_position(chosen) or 0)) > world.rules.max_lag_bytes:
@@ -260,7 +259,7 @@ def failover(world: World, wanted: str | None = None) -> Plan:
     if why := why or hindrance(world, wanted):
         return (yield from _give_up(world, why))
     if wanted is None:
-        chosen = candidate(world, begun)
+        chosen = candidate(world)
         assert isinstance(chosen, NodeState)  # or there were a hindrance
         wanted = chosen.node.name
     world = yield Step(Action.REMEMBER, (wanted,))
@@ -378,7 +377,7 @@ def repairs(world: World) -> list[str]:
     primary = world.primary
     if world.rules.mode is Mode.FOLLOW or primary is None or world.memory.promoting is not None:
         return []
-    is_well = primary.status is Status.UP and primary.claims
+    is_well = _is_well(world)
     found = []
     for state in world.seen():
         if state.answer is None or state.answer.conninfo is None:
@@ -396,9 +395,17 @@ def strays(world: World) -> list[str]:
     primary = world.primary
     if world.rules.mode is Mode.FOLLOW or primary is None or world.memory.promoting is not None:
         return []
-    if primary.status is not Status.UP or not primary.claims:
+    if not _is_well(world):
         return []
     return [state.node.name for state in world.seen() if state.claims and state is not primary]
+
+
+def _is_well(world: World) -> bool:
+    """Is the last primary at work, and no newer timeline known than its own?"""
+    primary = world.primary
+    if primary is None or primary.status is not Status.UP or not primary.claims:
+        return False
+    return _timeline(primary) >= world.memory.epoch.timeline
 
 
 def _followers(world: World) -> list[NodeState]:

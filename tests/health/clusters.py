@@ -19,7 +19,7 @@ from .worlds import SYSTEM
 
 GATEWAY = "gateway"
 RULES = Rules(fall=2, rise=2, jitter=0.0, mode=Mode.PROMOTE)
-PROMOTES = FailoverRules(mode=Mode.PROMOTE, cool_off=2.0, startup_grace=1.0, demotes=True)
+PROMOTES = FailoverRules(mode=Mode.PROMOTE, quorum=2, cool_off=2.0, startup_grace=1.0, demotes=True)
 TICK = 0.5
 
 Wal = tuple[int | str, ...]
@@ -249,6 +249,8 @@ class Gateway:
         assert self.plan is not None
         try:
             self.step = next(self.plan) if world is None else self.plan.send(world)
+            if self.step.action is Action.PROMOTE:
+                self.examine_promotion()
             return
         except StopIteration as end:
             self.said = end.value
@@ -280,6 +282,7 @@ class Gateway:
         for name in failover.strays(world):
             if cluster.reaches(name) and to is not None and cluster.reaches(to):
                 cluster.follow(name, to)
+                self.observe([name])
         self._save()
 
     def _save(self) -> bool:
@@ -316,7 +319,6 @@ class Gateway:
                 if not self._save():
                     return {node or "": "disk is full"}
             case Action.PROMOTE, (name,):
-                self.examine_promotion()
                 if not cluster.reaches(name):
                     return {name: "no answer"}
                 cluster.promote(name, by_hand=False)
@@ -355,6 +357,8 @@ class Gateway:
         """No node is promoted while one that we see receives from the old primary and that lives."""
         old = self.memory.epoch.primary
         for state in self.world().standbys():
+            if state.result is None or state.result.at < self.now - TICK:
+                continue  # we do not know yet
             machine = self.cluster.machines[state.node.name]
             assert machine.source != old or not self.cluster.machines[old or ""].is_alive or _is_standby(self, old)
 

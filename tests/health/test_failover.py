@@ -43,6 +43,10 @@ def with_memory(**facts: object) -> Memory:
     return replace(MEMORY, **facts)
 
 
+def frozen(name: str, **facts: object) -> NodeState:
+    return follower(name, conninfo=conninfo.freeze(f"host=pg1.example application_name={name}"), **facts)  # type: ignore[arg-type]
+
+
 def test_hindrance_dead_primary_and_two_standbys_there_is_none():
     assert failover.hindrance(died()) is None
 
@@ -258,6 +262,7 @@ def test_hindrance_each_reason_alone_forbids(case):
     [
         died(memory=with_memory(promoted_at=1e9 - 31)),
         make(silent("pg1"), follower("pg2"), follower("pg3"), started_at=3589.0),
+        make(silent("pg1"), frozen("pg2"), frozen("pg3"), started_at=3599.0, memory=with_memory(promoting="pg2")),
         died(follower("pg2"), dead(follower("pg3")), follower("pg4"), follower("pg5")),
         died(follower("pg2"), rules=FailoverRules(mode=Mode.PROMOTE, quorum=1)),
         died(rules=FailoverRules(mode=Mode.COMMAND)),
@@ -349,6 +354,11 @@ def chosen(world: World) -> str:
 )
 def test_candidate_is_the_one_that_lacks_least(standbys, names, name):
     assert chosen(died(*standbys, memory=with_memory(synchronous_standby_names=names))) == name
+
+
+def test_candidate_of_two_that_are_equal_is_the_one_that_may_have_been_told_already():
+    standbys = (prioritized(follower("pg2"), 200), follower("pg3"))
+    assert chosen(died(*standbys, memory=with_memory(promoting="pg3"))) == "pg3"
 
 
 def test_candidate_is_never_the_primary_that_was_demoted():
@@ -443,6 +453,7 @@ def test_repairs_lead_the_frozen_and_who_follows_a_former_primary(states, memory
         ([primary("pg1"), primary("pg2", 2)], ["pg1"]),
         ([primary("pg1"), primary("pg2", 2), primary("pg3", 3)], ["pg1", "pg3"]),
         ([dead(primary("pg1")), primary("pg2", 2)], []),
+        ([primary("pg1", 2), primary("pg2", 1)], []),  # pg2 is of yesterday: nobody is to be made like it
         ([primary("pg1", system=OTHER), primary("pg2", 2)], []),  # not ours to be made anew
         ([primary("pg1"), dead(primary("pg2", 2))], []),
         ([primary("pg1"), primary("pg2", 2, status=Status.SATURATED)], []),
@@ -475,10 +486,6 @@ def play(plan: Plan, *worlds: World) -> tuple[list[Step], str]:
 
 def actions(steps: list[Step]) -> list[tuple[str, ...]]:
     return [(step.action.value, *step.nodes) for step in steps]
-
-
-def frozen(name: str, **facts: object) -> NodeState:
-    return follower(name, conninfo=conninfo.freeze(f"host=pg1.example application_name={name}"), **facts)  # type: ignore[arg-type]
 
 
 BEFORE = died()

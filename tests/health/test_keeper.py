@@ -495,8 +495,7 @@ def test_former_primary_is_rejoined_by_command(tmp_path):
 def test_memory_is_saved_whenever_it_changes(stage):
     async def plot() -> None:
         await stage.until(is_primary("pg1"))
-        await eventually(lambda: bool(stage.file.saved))
-        assert stage.file.load().epoch == Epoch("pg1", int(SYSTEM), 1, 1)
+        await eventually(lambda: stage.file.load().epoch == Epoch("pg1", int(SYSTEM), 1, 1))
 
     stage.play(plot)
 
