@@ -136,9 +136,10 @@ async def command(line: str, what: str, old: Node | None, new: Node | None, limi
                 text = text.replace(f"{{{prefix}{name}}}", shlex.quote(value))
     log.info("%s: %s", what, text)
     try:
-        process = await anyio.open_process(
-            ["/bin/sh", "-c", text], stdin=subprocess.DEVNULL, stderr=subprocess.STDOUT, start_new_session=True
-        )
+        with anyio.CancelScope(shield=True):  # else who is cancelled here knows no process to kill
+            process = await anyio.open_process(
+                ["/bin/sh", "-c", text], stdin=subprocess.DEVNULL, stderr=subprocess.STDOUT, start_new_session=True
+            )
     except OSError as error:
         raise StepError(f"{what} cannot be run: {error.strerror}") from None
     told = anyio.Event()
