@@ -15,7 +15,7 @@ from gateway.session import Session, SessionError
 from gateway.settings import CONSOLE_DATABASES, Settings
 from gateway.supervisor.main import read_users
 from gateway.topology import SettingsError, load
-from gateway.wire.userlist import Secret, SecretKind
+from gateway.wire.userlist import Secret
 from health import conninfo
 
 _TIMEOUT = 10.0  # seconds to connect and log in
@@ -59,14 +59,10 @@ def _from_file(config: Path) -> tuple[str, int, str, str | None]:
     if not settings.console.admin_users:
         raise AttachError(f"{config} names no console.admin_users")
     user = settings.console.admin_users[0]
-    return *_place(settings), user, os.environ.get("PGPASSWORD", _password(users, user))
+    password = Secret.of((users or {}).get(user, "")).password
+    return *_place(settings), user, os.environ.get("PGPASSWORD", password)
 
 
 def _place(settings: Settings) -> tuple[str, int]:
     listen = settings.front.listen[0]
     return _ANYWHERE.get(listen.host, listen.host), listen.port
-
-
-def _password(users: dict[str, str] | None, user: str) -> str | None:
-    secret = Secret.of((users or {}).get(user, ""))
-    return secret.text if secret.kind is not SecretKind.SCRAM else None

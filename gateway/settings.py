@@ -305,7 +305,7 @@ class Failover(Struct, frozen=True, kw_only=True):
         Annotated[int, Meta(ge=0, le=2**40, extra={"unit": "B"})],
         about("Written by the primary and lacking on a standby, above which it is not promoted"),
     ] = 2**20
-    cool_off: Annotated[Seconds, about("Time from one failover to the next")] = 30.0
+    cool_off: Annotated[Seconds, about("Time from one failover or switchover to the next failover")] = 30.0
     startup_grace: Annotated[
         Seconds, about("Time from the start on for a primary that is known from an earlier run alone")
     ] = 10.0

@@ -12,7 +12,7 @@ Called by health.keeper. Manual: "Failover", "Synchronous Replication". When not
 from __future__ import annotations
 
 import enum
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Sequence
 from typing import Final
 
 from msgspec import Struct
@@ -120,9 +120,7 @@ def hindrance(world: World, wanted: str | None = None) -> str | None:
     # One that is a standby itself commits nothing, whoever receives from it.
     receiving = [] if primary in world.standbys() else _receiving(world)
     if receiving:
-        if any(state.answer and state.answer.receiver_streaming is None for state in receiving):
-            return f"whether {_names(receiving)} receive from {name} is not to be seen: grant pg_monitor to probe_user"
-        return f"{_names(receiving)} still receive{'s' * (len(receiving) == 1)} from {name}"
+        return _still_receive(receiving, name)
     if wanted is None:
         if rules.mode is Mode.FOLLOW:
             return "somebody else promotes (failover.mode is follow)"
@@ -143,6 +141,12 @@ def hindrance(world: World, wanted: str | None = None) -> str | None:
         chosen = candidate(world)
         return chosen if isinstance(chosen, str) else None
     return _unfit(world, wanted)
+
+
+def _still_receive(states: Sequence[NodeState], primary: str) -> str:
+    if any(state.answer and state.answer.receiver_streaming is None for state in states):
+        return f"whether {_names(states)} receive from {primary} is not to be seen: grant pg_monitor to probe_user"
+    return f"{_names(states)} still receive{'s' * (len(states) == 1)} from {primary}"
 
 
 def _unfit(world: World, wanted: str) -> str | None:
@@ -285,7 +289,7 @@ def _still_ends(world: World) -> str | None:
         return None
     name, receiving = primary.node.name, _receiving(world)
     if receiving:
-        return f"{_names(receiving)} still receive{'s' * (len(receiving) == 1)} from {name}"
+        return _still_receive(receiving, name)
     if primary.status is Status.DOWN or (primary.result is not None and primary.result.outcome is Outcome.REFUSED):
         return None
     return f"{name} is {primary.status}" + (f" ({primary.reason})" if primary.reason else "")
@@ -353,15 +357,11 @@ def _take_over(world: World) -> Plan:
     gone_back = old is not None and old is not chosen and old.tells(in_recovery=False) and old in world.seen()
     if chosen is None or (gone_back and not chosen.claims) or chosen.status is Status.DOWN:
         # Begun by a gateway that died, or the node has died since: there is nothing to go on with.
-        yield Step(Action.REMEMBER)
-        yield Step(Action.RELEASE)
-        raise AbandonedError(f"{name} cannot be promoted any more")
+        return (yield from _give_up(world, f"{name} cannot be promoted any more"))
     if not chosen.claims:
         world = yield Step(Action.PROMOTE, (name,))
         if name in world.failures:
-            yield Step(Action.REMEMBER)
-            yield Step(Action.RELEASE)
-            raise AbandonedError(f"{name} was not promoted: {world.failures[name]}")
+            return (yield from _give_up(world, f"{name} was not promoted: {world.failures[name]}"))
     world = yield Step(Action.ADOPT, (name,))
     yield Step(Action.RELEASE)
     if world.memory.epoch.primary != name:

@@ -84,7 +84,8 @@ class Keeper:
         self._wall_clock = wall_clock
         self._busy = anyio.Lock()
         self._nodes = {name: anyio.Lock() for name in watch.probes}  # what is done to a node is done one by one
-        self._saved = watch.memory
+        self._saved: Memory | None = None  # what is on disk; who watched before us may not have got that far
+        self._trouble = ""  # with the state file, as it was told
         self._saving = anyio.Lock()
         self._failures = 0
         self._not_before = 0.0
@@ -398,7 +399,7 @@ class Keeper:
     async def _save(self) -> None:
         """Bring the memory to disk. Raises MemoryFileError."""
         async with self._saving:
-            memory: Memory = self.watch.memory
+            memory = self.watch.memory
             if self._file is not None and memory != self._saved:
                 await run_sync(self._file.save, memory)
             self._saved = memory
@@ -406,6 +407,8 @@ class Keeper:
     async def _save_quietly(self) -> None:
         try:
             await self._save()
+            self._trouble = ""
         except MemoryFileError as error:
-            self._saved = self.watch.memory  # told once, until there is something new
-            log.error("%s: %s", self.watch.view.name, error)
+            if str(error) != self._trouble:  # tried again with each probe, told once
+                log.error("%s: %s", self.watch.view.name, error)
+            self._trouble = str(error)

@@ -86,6 +86,11 @@ class Watch:
         """Was every node probed?"""
         return all(state.result is not None for state in self._states.values())
 
+    def node(self, name: str | None) -> Node | None:
+        """Return a node as it is configured."""
+        state = self._states.get(name or "")
+        return state.node if state else None
+
     async def run(self) -> None:
         """Probe all nodes until cancelled."""
         self._draw()
@@ -218,8 +223,3 @@ class Watch:
             self._publish(view)
             for node in self._states:
                 self._wake(node)
-
-    def node(self, name: str | None) -> Node | None:
-        """Return a node as it is configured."""
-        state = self._states.get(name or "")
-        return state.node if state else None

@@ -22,7 +22,7 @@ from gateway.supervisor.discovery import Change, Directory, parse_discover
 from gateway.supervisor.resolver import Resolver
 from gateway.topology import Fault, SettingsError
 from gateway.wire.scram import Cache
-from gateway.wire.userlist import Secret, SecretKind
+from gateway.wire.userlist import Secret
 from health.failover import FailoverRules
 from health.keeper import Commands, Keeper
 from health.memory import MemoryFile, MemoryFileError
@@ -174,8 +174,7 @@ class Clusters:
         async def connect(address: str, port: int) -> Session:
             password = cluster.probe_password
             if password is None and self._users is not None:  # as the file has it now
-                secret = Secret.of(self._users.get(cluster.probe_user, ""))
-                password = secret.text if secret.kind is not SecretKind.SCRAM else None
+                password = Secret.of(self._users.get(cluster.probe_user, "")).password
             return await Session.connect(
                 address,
                 port,

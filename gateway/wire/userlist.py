@@ -36,6 +36,11 @@ class Secret:
     text: str = field(repr=False)
     stored: scram.StoredKeys | None = field(default=None, repr=False)  # of SCRAM alone
 
+    @property
+    def password(self) -> str | None:
+        """What logs in to a server by password or md5; a secret of SCRAM's does not."""
+        return None if self.kind is SecretKind.SCRAM else self.text
+
     @classmethod
     def of(cls, text: str) -> Secret:
         """Recognize the form of a stored password."""

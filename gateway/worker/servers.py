@@ -29,7 +29,7 @@ from gateway.wire.owed import (
     OWES_SYNC,
 )
 from gateway.wire.parameters import Parameters
-from gateway.wire.userlist import Secret, SecretKind
+from gateway.wire.userlist import Secret
 from gateway.worker.endpoint import (
     CLIENT_ACTIVE,
     SERVER_ACTIVE,
@@ -144,8 +144,8 @@ class Servers:
         secret = self.users.get(settings.server_user)
         if password is None and pool.credentials is not None:
             password, client_key, server_key = pool.credentials
-        elif password is None and secret is not None and secret.kind is not SecretKind.SCRAM:
-            password = secret.text
+        elif password is None and secret is not None:
+            password = secret.password
         return ServerLogin(
             settings.server_user,
             password,
