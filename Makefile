@@ -18,14 +18,15 @@ demo: build
 
 # The live tests start their own servers; two at a time is what two cores carry, but the patient ones mostly wait.
 test: build lint
-	$(BIN)/pytest -m 'not live'
-	GATEWAY_IMPL=pure $(BIN)/pytest -m 'not live' --ignore tests/health
+	$(BIN)/pytest -m 'not live' -n 2
+	GATEWAY_IMPL=pure $(BIN)/pytest -m 'not live' --ignore tests/health -n 2
 	$(BIN)/pytest -m 'live and not patient' -n 2 --dist loadfile
 	$(BIN)/pytest -m 'live and patient' -n 3
 	GATEWAY_IMPL=pure $(BIN)/pytest -m 'live and both'
 
-# A hundred schedules of random faults, and the full sizes of other tests: an hour or so.
+# A hundred schedules of random faults, examples by chance, and the full sizes of other tests: an hour or so.
 soak: build
+	$(BIN)/pytest -m 'not live' --soak -n 2
 	$(BIN)/pytest -m soak --soak -s
 
 bench: build

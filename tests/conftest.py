@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 
@@ -35,6 +36,10 @@ def pytest_report_header(config: pytest.Config) -> str:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # The same examples in each run, so that a failure belongs to the change that is tested; chance is for --soak.
+    hypothesis.settings.register_profile("same", derandomize=True, database=None)
+    hypothesis.settings.register_profile("chance", max_examples=5000, deadline=None, print_blob=True)
+    hypothesis.settings.load_profile("chance" if config.getoption("--soak") else "same")
     config.addinivalue_line("markers", "soak: full sizes, minutes; run with --soak")
     config.addinivalue_line("markers", "patient: waits longer than others before it fails")
     config.addinivalue_line("markers", "unbuilt(reason): examines what the gateway does not do yet")

@@ -133,6 +133,7 @@ def _may_have_committed(loss: Loss, groups: list[_Group]) -> bool:
     for number, group in enumerate(groups):
         has_failed = loss.failed and number == 0
         is_running = loss.is_fatal and number == 0
+        was_outside = outside
         has_written = False
         for at, kind in enumerate(group.kinds[:-1] if is_running else group.kinds):
             is_surely_done = at == 0  # what stands before it in its group may fail, and it is skipped
@@ -150,6 +151,7 @@ def _may_have_committed(loss: Loss, groups: list[_Group]) -> bool:
             return False
         if has_written and group.has_ended and not has_failed:
             return True
+        outside = outside or was_outside  # a BEGIN that was cancelled leaves the next group where it stood
     return False
 
 

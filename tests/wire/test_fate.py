@@ -200,14 +200,16 @@ def test_pipeline_is_judged_from_its_first_group_that_was_not_answered():
 def test_pipeline_of_a_whole_transaction_is_unknown_and_told_as_open():
     groups = [query("begin"), query(WRITING), query("commit")]
     assert lost(b"".join(groups)) == (UNKNOWN, E)
-    assert lost(b"".join(groups[:2])) == (LOST, E)
+    assert lost(b"".join(groups[:2])) == (UNKNOWN, E), "the BEGIN may have been cancelled"
+    assert lost(b"".join(groups[:2]), E) == (LOST, E)
     assert lost(groups[2], T) == (UNKNOWN, I)
 
 
 def test_write_behind_a_begin_that_may_have_been_skipped_may_have_been_committed():
-    # Where the first of the group fails the second is skipped, and what follows is no part of a block.
+    # Where the first of the group fails the second is skipped, and the next group is no part of a block.
     assert lost(run("select 1") + run("begin") + Sync + run(WRITING) + Sync) == (UNKNOWN, E)
-    assert lost(run("begin") + run("select 1") + Sync + run(WRITING) + Sync) == (LOST, E)
+    assert lost(run("begin") + run("select 1") + Sync + run(WRITING) + Sync) == (UNKNOWN, E)
+    assert lost(run("begin") + run(WRITING) + Sync) == (LOST, E)
 
 
 def test_last_words_say_that_what_ran_was_aborted_and_the_rest_not_begun():
@@ -326,7 +328,7 @@ def test_what_is_lost_was_never_committed_wherever_the_server_died(groups, statu
     if found.outcome is not UNKNOWN:
         assert not backend.committed
     if found.status == I:
-        assert status == I or len(groups) == 1
+        assert status == I or [text for group in groups for text in group if text] in (["commit"], ["rollback"])
 
 
 class Blocks:
