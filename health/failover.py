@@ -88,6 +88,7 @@ class Action(enum.Enum):
     PROMOTE = "promote"  # make the node a primary, and see that it is one
     ADOPT = "adopt"  # send the clients there, and note that on disk
     RELEASE = "release"  # let transactions begin
+    LEAD = "lead"  # begin to let the nodes receive from the new primary
 
 
 class Step(Struct, frozen=True):
@@ -113,6 +114,8 @@ def hindrance(world: World, wanted: str | None = None) -> str | None:
     if primary is None:
         return "no primary was ever seen" if wanted is None else _unfit(world, wanted)
     name = primary.node.name
+    if why := _unsure_of_promotion(world):
+        return None if wanted == name and primary.claims else why
     if primary.status is not Status.DOWN and not (wanted and primary.tells(in_recovery=True)):
         return f"{name} is {primary.status}" + (f" ({primary.reason})" if primary.reason else "")
     if primary in world.seen() and primary.tells(in_recovery=False):
@@ -141,6 +144,15 @@ def hindrance(world: World, wanted: str | None = None) -> str | None:
         chosen = candidate(world)
         return chosen if isinstance(chosen, str) else None
     return _unfit(world, wanted)
+
+
+def _unsure_of_promotion(world: World) -> str | None:
+    """Say why a primary that is back may be one of yesterday, although nobody is seen on a newer timeline."""
+    primary, begun = world.primary, world.state(world.memory.promoting)
+    if primary is None or begun in (None, primary) or primary.status is Status.DOWN or begun.answer is not None:  # type: ignore[union-attr]
+        return None
+    name, chosen = primary.node.name, begun.node.name  # type: ignore[union-attr]
+    return f"{chosen} may have been promoted before the gateway started, and is not seen: PROMOTE {name} if it was not"
 
 
 def _still_receive(states: Sequence[NodeState], primary: str) -> str:
@@ -245,7 +257,10 @@ def failover(world: World, wanted: str | None = None) -> Plan:
         if state is not None and (state.claims or (state in world.standbys() and world.primary in world.standbys())):
             return (yield from _take_over(world))
         # By a gateway that died, perhaps long ago: everything is asked anew.
-        if state is not None and not _is_frozen(state) and (why := _still_ends(world)):
+        why = _unsure_of_promotion(world)
+        if why is None and state is not None and not _is_frozen(state):
+            why = _still_ends(world)
+        if why is not None:
             yield Step(Action.RELEASE)
             raise AbandonedError(why)
         if why := hindrance(world):
@@ -363,7 +378,12 @@ def _take_over(world: World) -> Plan:
         if name in world.failures:
             return (yield from _give_up(world, f"{name} was not promoted: {world.failures[name]}"))
     world = yield Step(Action.ADOPT, (name,))
-    yield Step(Action.RELEASE)
+    world = yield Step(Action.RELEASE)
+    # Below an old primary they would be stranded when it ends.
+    passed = {*world.memory.former, old.node.name if old is not None else None} - {name, None}
+    left = [state.node.name for state in world.standbys() if _upstream(world, state) in passed]
+    if left and world.memory.epoch.primary == name:
+        world = yield Step(Action.LEAD, tuple(left))
     if world.memory.epoch.primary != name:
         raise AbandonedError(f"{name} was promoted, but is not taken for the primary: see its reason in SHOW NODES")
     return f"{name} is the primary on timeline {world.memory.epoch.timeline}"

@@ -196,7 +196,9 @@ def choose_primary(
     alone = [state for state in top if state.claims]
 
     primary = None
-    if holder is not None and (holder in top or (holder.answer is None and newest == known.timeline)):
+    if heir is not None and heir is not holder and heir.answer is None:
+        pass  # a gateway that died has perhaps promoted it: what its predecessor commits would be lost
+    elif holder is not None and (holder in top or (holder.answer is None and newest == known.timeline)):
         primary = holder.node.name
     elif len(alone) == 1:
         primary = alone[0].node.name

@@ -174,8 +174,10 @@ class Keeper:
         for node in failover.rousable(world):
             self._begin("roused", node, partial(execute.rouse, self._open(node), self._commands.step_timeout))
         why = failover.hindrance(world)
-        is_down = world.primary is not None and world.primary.status is Status.DOWN
-        self.watch.tell(why if is_down and why else "")
+        is_needed = world.primary is not None and (
+            world.primary.status is Status.DOWN or self.watch.view.primary is None
+        )
+        self.watch.tell(why if is_needed and why else "")
         if (why is None or world.memory.promoting is not None) and self._clock() >= self._not_before:
             async with self._busy:
                 await self._fail_over()
@@ -242,6 +244,9 @@ class Keeper:
                 watch.hold(False)
             case Action.DRAIN, _:
                 await self._drain()
+            case Action.LEAD, nodes:
+                for node in nodes:
+                    self._lead(node, watch.memory.epoch.primary)
             case Action.CATCH_UP, (node,):
                 assert old is not None
                 await execute.caught_up(self._open(old.name), self._open(node), commands.switchover_timeout)

@@ -275,15 +275,18 @@ class Gateway:
             return
         to = self.memory.epoch.primary
         for name in failover.repairs(world):
-            if cluster.reaches(name):
-                machine = cluster.machines[name]
-                machine.source = None
-                machine.conninfo = conninfo.lead(machine.conninfo, to or "", 5432)
+            self._lead(name)
         for name in failover.strays(world):
             if cluster.reaches(name) and to is not None and cluster.reaches(to):
                 cluster.follow(name, to)
                 self.observe([name])
         self._save()
+
+    def _lead(self, name: str) -> None:
+        if self.cluster.reaches(name):
+            machine = self.cluster.machines[name]
+            machine.source = None
+            machine.conninfo = conninfo.lead(machine.conninfo, self.memory.epoch.primary or "", 5432)
 
     def _save(self) -> bool:
         if not self.is_disk_full:
@@ -300,6 +303,9 @@ class Gateway:
                 self.held = True
             case Action.RELEASE, _:
                 self.held = False
+            case Action.LEAD, nodes:
+                for name in nodes:
+                    self._lead(name)
             case Action.FREEZE, nodes:
                 failures = {}
                 for name in nodes:

@@ -153,6 +153,7 @@ def test_failover_takes_every_step_once():
         ("promote", "pg2"),
         ("adopt", "pg2"),
         ("release",),
+        ("lead", "pg3"),
     ]
     assert said == "pg2 is the primary on timeline 2"
 
@@ -255,7 +256,7 @@ def test_failover_begun_again_goes_on_where_it_was():
     assert actions(steps) == actions(play(failover.failover(BEFORE), BEFORE, FREEZES, CHOSEN, DONE, ADOPTED)[0])
     assert said == "pg2 is the primary on timeline 2"
     steps, said = play(failover.failover(DONE), DONE, ADOPTED)
-    assert actions(steps) == [("hold",), ("adopt", "pg2"), ("release",)]
+    assert actions(steps) == [("hold",), ("adopt", "pg2"), ("release",), ("lead", "pg3")]
 
 
 @pytest.mark.parametrize(
@@ -277,6 +278,31 @@ def test_failover_begun_again_is_given_up_when_it_is_too_late(states):
     steps, said = play(failover.failover(world), world)
     assert actions(steps) == [("hold",), ("remember",), ("release",)]
     assert said.startswith("abandoned: pg2 cannot be promoted any more")
+
+
+UNSEEN = make(
+    primary("pg1"), silent("pg2"), follower("pg3", receiver_streaming=True), memory=with_memory(promoting="pg2")
+)
+
+
+def test_failover_begun_before_by_who_may_have_ended_it_is_not_given_up_while_the_node_was_not_seen():
+    # pg2 may have taken commits that pg1, which is back, knows nothing of.
+    steps, said = play(failover.failover(UNSEEN), UNSEEN)
+    assert actions(steps) == [("hold",), ("release",)]
+    assert said == (
+        "abandoned: pg2 may have been promoted before the gateway started, and is not seen: PROMOTE pg1 if it was not"
+    )
+    assert failover.hindrance(UNSEEN) == said.removeprefix("abandoned: ")
+
+
+def test_failover_operator_says_that_the_node_that_was_not_seen_was_never_promoted():
+    assert failover.hindrance(UNSEEN, "pg1") is None
+    assert failover.hindrance(UNSEEN, "pg3") == failover.hindrance(UNSEEN)
+    chosen = replace(UNSEEN, memory=with_memory(promoting="pg1"))
+    froze = replace(UNSEEN, states=(primary("pg1"), silent("pg2"), frozen("pg3")))
+    steps, said = play(failover.failover(UNSEEN, "pg1"), UNSEEN, froze, chosen)
+    assert actions(steps) == [("hold",), ("freeze", "pg3"), ("remember", "pg1"), ("adopt", "pg1"), ("release",)]
+    assert said == "pg1 is the primary on timeline 1"
 
 
 def test_failover_that_an_operator_wants_is_not_the_one_begun_before():
@@ -304,6 +330,7 @@ def test_switchover_takes_every_step_once():
         ("promote", "pg2"),
         ("adopt", "pg2"),
         ("release",),
+        ("lead", "pg3"),
     ]
     assert said == "pg2 is the primary on timeline 2"
 

@@ -84,8 +84,7 @@ def happen(gateway: Gateway, event: tuple) -> Gateway:
         case ("write",):
             if gateway.routed is not None:
                 cluster.write(gateway.routed)
-        # What could not be saved is lost: a gateway that comes back knows no better than the older primary.
-        case ("die",) if gateway.saved.epoch.primary == gateway.memory.epoch.primary:
+        case ("die",):
             gateway = gateway.again()
         case ("lose answers",):
             cluster.loses_answers = True

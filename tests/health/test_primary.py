@@ -121,6 +121,16 @@ def test_primary_unseen_promotion_is_remembered_when_its_standby_is_gone():
     assert (choice.primary, choice.epoch.timeline) == (None, 2)
 
 
+def test_primary_is_not_trusted_while_one_that_may_have_been_promoted_was_never_seen():
+    memory = Memory(epoch=P1, promoting="pg2")
+    states = [primary("pg1"), silent("pg2"), standby("pg3")]
+    choice = judge.choose_primary(states, memory, follow=False)
+    assert (choice.primary, choice.epoch) == (None, P1)
+    assert roles(states, choice)["pg1"] is FALSE
+    choice = judge.choose_primary([primary("pg1"), standby("pg2"), standby("pg3")], memory, follow=False)
+    assert choice.primary == "pg1"
+
+
 def test_epoch_number_grows_with_each_primary_alone():
     states = [primary("pg1"), standby("pg2")]
     choice = judge.choose_primary(states, Memory())
