@@ -3,25 +3,23 @@
 1. The demo owns its servers, so that nothing outlives it; a command only asks it, over a unix socket, and waits.
 2. A server that has ended by itself is started again after a while, as systemd would do.
 
-`python -m gateway.demo_hooks SOCKET demote|rejoin OLD NEW` is the command; Hooks is its other end.
-Called by gateway.demo. Manual: "pg_rewind", "Log-Shipping Standby Servers".
+gateway.demo_command is the command; Hooks is its other end. Called by gateway.demo. Manual: "pg_rewind", "Log-Shipping Standby Servers".
 """
 
 from __future__ import annotations
 
-import socket
+import shlex
 import socketserver
 import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from gateway import demo_command
 from gateway.embedded import Cluster, EmbeddedError, PostgresNode
 
-_TIMEOUT = 120.0  # seconds for a command
 _RESTART = 5.0
 
 
@@ -69,7 +67,8 @@ class Hooks:
 
     def command(self, what: str) -> str:
         """Return the line that asks for demote or rejoin, as a topology file has it."""
-        return f"{sys.executable} -m gateway.demo_hooks {self.path} {what} {{name}} {{new_name}}"
+        script = shlex.quote(demo_command.__file__)
+        return f"{sys.executable} -SE {script} {self.path} {what} {{name}} {{new_name}}"
 
     def obey(self, what: str, old: str, new: str) -> str:
         """Demote or rejoin a node; return what went wrong, nothing when nothing did."""
@@ -101,18 +100,3 @@ def _rewind(old: PostgresNode, new: PostgresNode) -> None:
         old.rewind(new)
     except EmbeddedError:  # too far apart
         old.basebackup(new)
-
-
-def main(path: str, *words: str) -> int:
-    """Ask the demo; return the exit code."""
-    with socket.socket(socket.AF_UNIX) as connection:
-        connection.settimeout(_TIMEOUT)
-        connection.connect(path)
-        connection.sendall(" ".join(words).encode() + b"\n")
-        trouble = connection.makefile().read()
-    print(trouble, end="")
-    return 1 if trouble else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(str(Path(sys.argv[1])), *sys.argv[2:]))

@@ -149,9 +149,9 @@ def hindrance(world: World, wanted: str | None = None) -> str | None:
 def _unsure_of_promotion(world: World) -> str | None:
     """Say why a primary that is back may be one of yesterday, although nobody is seen on a newer timeline."""
     primary, begun = world.primary, world.state(world.memory.promoting)
-    if primary is None or begun in (None, primary) or primary.status is Status.DOWN or begun.answer is not None:  # type: ignore[union-attr]
+    if primary is None or begun in (None, primary) or primary.status is Status.DOWN or begun.answer is not None:
         return None
-    name, chosen = primary.node.name, begun.node.name  # type: ignore[union-attr]
+    name, chosen = primary.node.name, begun.node.name
     return f"{chosen} may have been promoted before the gateway started, and is not seen: PROMOTE {name} if it was not"
 
 

@@ -3,8 +3,8 @@
 1. Only what the gateway itself must know is looked for; whatever is not surely recognized is None and passes untouched.
 2. Text is bytes, in the client's encoding; everything looked for is ASCII.
 
-Called by the rewriter, for clients that have prepared statements. See DEALLOCATE, DISCARD and EXECUTE in PostgreSQL's
-SQL reference.
+Called by the rewriter, for clients that have prepared statements, and by failing. See DEALLOCATE, DISCARD, EXECUTE,
+COMMIT and ROLLBACK in PostgreSQL's SQL reference.
 """
 
 from __future__ import annotations
@@ -52,6 +52,17 @@ _MENTION = re.compile(
     rb"(?: %b | ; )* \Z" % ((_SPACE,) * 9),
     re.IGNORECASE | re.VERBOSE,
 )
+
+_END = re.compile(
+    rb"(?: %b | ; )* (?: commit | end | rollback | abort ) (?: %b+ (?: work | transaction ) )? (?: %b | ; )* \Z"
+    % ((_SPACE,) * 3),
+    re.IGNORECASE | re.VERBOSE,
+)
+
+
+def ends_transaction(text: bytes) -> bool:
+    """Is a text one COMMIT or ROLLBACK, and leaves no transaction open?"""
+    return _END.match(text) is not None
 
 
 def mention(text: bytes) -> Mention | None:

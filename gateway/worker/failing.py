@@ -17,6 +17,7 @@ from gateway import errors
 from gateway.wire import messages
 from gateway.wire.cycle import Cycle
 from gateway.wire.fate import Fate, Loss, Outcome, fate
+from gateway.wire.intent import ends_transaction
 from gateway.wire.owed import OWES_COPY_END, OWES_FUNCTION_CALL, OWES_QUERY, OWES_SYNC
 from gateway.worker.endpoint import CLIENT_ACTIVE, CLIENT_IDLE, CLIENT_WAITING, DISCARD, DISCARD_QUERY, Client, Server
 from gateway.worker.pool import POOL_SESSION, POOL_STATEMENT
@@ -60,6 +61,28 @@ class Failing:
         else:
             client.skip_to_sync = True
         self.front.reactor.soon.append(client)
+
+    def unasked(self, client: Client, error: bytes) -> None:
+        """Tell a client with its next request that its transaction died; one that would end it has ended it."""
+        if ends_transaction(self._next_text(client)):
+            client.status = messages.IDLE
+        self.next_request(client, error)
+
+    def _next_text(self, client: Client) -> bytes:
+        """Return what the request at the head of a client's inbox is to run, b"" where that is not to be seen."""
+        buf = client.inbox if client.inbox is not None else self.front.link.scratch
+        end = buf.start + 1 + buf.int32(buf.start + 1)
+        if end > buf.end:
+            return b""
+        kind, body = buf.byte(buf.start), buf.slice(buf.start + 5, end)
+        if kind == messages.QUERY:
+            return body[:-1]
+        _, _, rest = body.partition(b"\0")
+        if kind == messages.PARSE:
+            return rest.partition(b"\0")[0]
+        if kind == messages.BIND:
+            return text_of(client, rest.partition(b"\0")[0]) or b""
+        return b""
 
     def discarded(self, client: Client) -> None:
         """The rest of a message that is for nobody has come."""

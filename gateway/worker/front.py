@@ -263,7 +263,7 @@ class Front:
         """Answer the next request of a client whose transaction died while nothing was asked."""
         doom, client.doom = client.doom, None
         assert doom is not None
-        self.failing.next_request(client, doom)
+        self.failing.unasked(client, doom)
 
     def discarded(self, client: Client) -> None:
         """The rest of a message that is for nobody has come."""

@@ -120,6 +120,27 @@ def test_server_lost_while_its_client_idles_in_a_transaction_is_told_once_and_le
 
 
 @PROTOCOLS
+@pytest.mark.parametrize("sql", ["commit", "ROLLBACK WORK;"])
+def test_transaction_lost_while_its_client_idles_is_over_when_that_ends_it(gateway, database, item, ask, sql):
+    with login(gateway(**PATIENT).port) as client:
+        client.ask(ask("begin"))
+        client.ask(ask("insert into item values (1, 'lost')"))
+        terminate_backends(database)
+        seen = client.ask(ask(sql))
+        assert (types(seen), error(seen)["C"], status(seen)) == ("EZ", "57P01", "I")
+        assert client.value("select count(*) from item") == "0"
+
+
+def test_transaction_lost_while_its_client_idles_is_over_by_a_prepared_commit(gateway, database, item):
+    with login(gateway(**PATIENT).port) as client:
+        client.ask(parse("commit", name="end") + sync())
+        client.ask(simple("begin"))
+        terminate_backends(database)
+        seen = client.ask(bind(statement="end") + execute() + sync())
+        assert (types(seen), error(seen)["C"], status(seen)) == ("EZ", "57P01", "I")
+
+
+@PROTOCOLS
 def test_server_lost_during_a_query_of_a_transaction_leaves_it_aborted(gateway, postgres, lose, ask):
     relay = gateway(**PATIENT)
     with login(relay.port) as client:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.wire.intent import Mention, Verb, mention
+from gateway.wire.intent import Mention, Verb, ends_transaction, mention
 from gateway.worker.rewrite import may_mention
 
 BLANKS = st.sampled_from(["", " ", "\n\t", "-- a comment\n", "/* b ** c */", ";"])
@@ -106,3 +106,30 @@ def test_mention_in_any_text_never_raises(text):
 @pytest.mark.parametrize(("text", "may"), [("select", False), ("insert", False), ("(select", False), ("Execute", True)])
 def test_first_byte_tells_what_cannot_be_a_mention(text, may):
     assert may_mention(ord(text[0])) is may
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["commit", "COMMIT;", " rollback work ; ", "end", "abort -- it", "/* so */ end transaction", ";;commit/**/work"],
+)
+def test_text_that_ends_a_transaction(text):
+    assert ends_transaction(text.encode())
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "commitwork",
+        "commit and chain",
+        "commit; begin",
+        "commit prepared 'a'",
+        "rollback to savepoint a",
+        "rollback to a",
+        "select 'commit'",
+        "ending",
+        "commit work work",
+    ],
+)
+def test_text_that_does_more_or_less_than_end_a_transaction(text):
+    assert not ends_transaction(text.encode())
