@@ -1,6 +1,6 @@
 """What the demo's topology file has for its demote_command and rejoin_command: it asks the demo, and waits.
 
-`python -SE demo_command.py SOCKET demote|rejoin OLD NEW`: all clients wait while it runs, so it imports next to nothing.
+`python -SE demo_command.py SOCKET demote|rejoin OLD NEW`: all clients wait while it runs, so it imports almost nothing.
 Called by gateway.demo_hooks.
 """
 

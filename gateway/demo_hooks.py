@@ -3,7 +3,8 @@
 1. The demo owns its servers, so that nothing outlives it; a command only asks it, over a unix socket, and waits.
 2. A server that has ended by itself is started again after a while, as systemd would do.
 
-gateway.demo_command is the command; Hooks is its other end. Called by gateway.demo. Manual: "pg_rewind", "Log-Shipping Standby Servers".
+gateway.demo_command is the command; Hooks is its other end. Called by gateway.demo.
+Manual: "pg_rewind", "Log-Shipping Standby Servers".
 """
 
 from __future__ import annotations

@@ -344,6 +344,8 @@ def test_switchover_is_seen_by_nobody(stage):
         assert made.view()["primary"] == "pg3"
         writers.advance(5)
         assert made.until_whole() == "pg3"
+        # Not below the old primary, which may be taken away now.
+        eventually(lambda: str(made.node("pg3").port) in made.node("pg2").psql("show primary_conninfo"), "pg2 is led")
         made.console("switchover")
         new = made.until_whole()
         writers.advance(5)
