@@ -267,6 +267,10 @@ class Front(Struct, frozen=True, kw_only=True):
         about("Bytes queued to a slow reader before its source is no longer read"),
     ] = 65536
 
+    resolv_conf: Annotated[
+        Path | None, about("Names are resolved as this file says, as in resolv.conf(5); unset: the system's")
+    ] = None
+
     log_level: Annotated[LogLevel, about("Least severe line that is logged", pgbouncer="verbose")] = LogLevel.INFO
     log_format: Annotated[LogFormat, about("How a log line is written")] = LogFormat.TEXT
     log_connections: Annotated[bool, about("Log every login")] = False

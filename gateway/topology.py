@@ -233,6 +233,8 @@ def _contradictions(settings: Settings) -> Iterator[Fault]:
         yield Fault("front.auth.file", "is missing", f"{front.auth.type} needs the users' secrets")
     elif front.auth.file and not (os.path.isfile(front.auth.file) and os.access(front.auth.file, os.R_OK)):
         yield Fault("front.auth.file", f"{front.auth.file} is not a file that can be read")
+    if front.resolv_conf and not os.access(front.resolv_conf, os.R_OK):
+        yield Fault("front.resolv_conf", f"{front.resolv_conf} is not a file that can be read")
     for path, mode in _tls(settings):
         if mode not in (TlsMode.DISABLE, TlsMode.ALLOW, TlsMode.PREFER):
             yield Fault(path, f"{mode} is not available yet", "use disable and a network that you trust")

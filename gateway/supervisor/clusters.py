@@ -9,17 +9,20 @@ Called by supervisor.main. See the section "A failover" of ARCHITECTURE.md.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
+from typing import Final
 
 import anyio
+import dns.asyncresolver
 from anyio.abc import TaskGroup
 
 from gateway import errors
 from gateway.control import Met
 from gateway.session import Session
 from gateway.settings import Cluster, Settings, is_of_gateways
-from gateway.supervisor.discovery import Change, Directory, parse_discover
-from gateway.supervisor.resolver import Resolver
+from gateway.supervisor.discovery import Change, Directory, look_up_records, parse_discover
+from gateway.supervisor.resolver import Resolver, look_up
 from gateway.topology import Fault, SettingsError
 from gateway.wire.scram import Cache
 from gateway.wire.userlist import Secret
@@ -30,6 +33,8 @@ from health.patroni import Follower, Report, facts
 from health.probe import Probe
 from health.view import ClusterView, Memory, Node, Rules
 from health.watch import Watch
+
+_RESOLV_CONF: Final = "/etc/resolv.conf"
 
 
 class Clusters:
@@ -51,13 +56,15 @@ class Clusters:
         self._found: dict[str, tuple[Node, ...]] = {}  # the nodes of a cluster that is discovered
         self._watched: dict[str, Cluster] = {}  # as it was when its watch began
         self._users: dict[str, str] | None = None
-        self._resolver = Resolver()
+        self._resolv_conf: str | None = None
+        self._resolver = Resolver(partial(look_up, make_resolver=self._make_resolver))
         self._cache: Cache = {}
 
     def watch(self, settings: Settings, users: dict[str, str] | None, tasks: TaskGroup) -> None:
         """Watch every cluster, each anew whose settings have changed."""
         self._users = users
         self._tasks = tasks
+        self._resolv_conf = settings.front.resolv_conf and str(settings.front.resolv_conf)
         for name, cluster in list(self._watched.items()):
             other = settings.cluster.get(name)
             if other is None or other.discover != cluster.discover:
@@ -96,7 +103,11 @@ class Clusters:
             self._begin(name)
 
         with scope:
-            await Directory(parse_discover(discover)).run(found)
+            look_up_all = partial(look_up_records, make_resolver=self._make_resolver)
+            await Directory(parse_discover(discover), look_up_all).run(found)
+
+    def _make_resolver(self) -> dns.asyncresolver.Resolver:
+        return dns.asyncresolver.Resolver(self._resolv_conf or _RESOLV_CONF)
 
     def hint(self, met: Met) -> None:
         """A worker has met something that says something about a node."""

@@ -193,7 +193,7 @@ class Directory:
 
 
 async def look_up_records(
-    discovery: Discovery, dns_resolver: MakeResolver = dns.asyncresolver.Resolver
+    discovery: Discovery, make_resolver: MakeResolver = dns.asyncresolver.Resolver
 ) -> tuple[list[Record], float]:
     """Ask for the records and their TTL; raises OSError or DNSException.
 
@@ -202,15 +202,15 @@ async def look_up_records(
     """
     match discovery.source:
         case Source.SRV:
-            answer = await ask(dns_resolver(), discovery.name, "SRV")
+            answer = await ask(make_resolver(), discovery.name, "SRV")
             return [
                 Record(target.target.to_text(omit_final_dot=True).lower(), target.port, target.priority, target.weight)
                 for target in answer.rrset or ()
                 if target.target != dns.name.root  # the service is decidedly not there
             ], answer.chaining_result.minimum_ttl
         case Source.DNS:
-            addresses, ttl = await look_up(discovery.name, dns_resolver, ("A",))
+            addresses, ttl = await look_up(discovery.name, make_resolver, ("A",))
             if not addresses:
-                addresses, ttl = await look_up(discovery.name, dns_resolver, ("AAAA",))
+                addresses, ttl = await look_up(discovery.name, make_resolver, ("AAAA",))
             addresses = [address for address in addresses if ":" not in address] or addresses
             return [Record(address, discovery.port) for address in addresses], ttl

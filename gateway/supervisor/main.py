@@ -163,7 +163,7 @@ class Supervisor:
         timeout = self.settings.front.shutdown_timeout
         self.workers.stopping = True
         self.listeners.close()
-        await self.workers.tell_all(Drain(timeout))
+        self.tasks.start_soon(self.workers.tell_all, Drain(timeout))
         with anyio.move_on_after(timeout + _GRACE):
             await self.workers.ended()
         ending.cancel_scope.cancel()
@@ -184,7 +184,7 @@ class Supervisor:
         self.settings, self.users = settings, users
         set_up(settings.front, "supervisor")
         for index in range(self.count):
-            await self.workers.tell(index, self._configure(index))
+            self.tasks.start_soon(self.workers.tell, index, self._configure(index))
         self.clusters.watch(settings, users, self.tasks)
         log.info("reloaded %s", self.path)
 
@@ -263,7 +263,7 @@ class Supervisor:
         done = anyio.Event()
         self.answers[number] = (rows, waiting, done)
         try:
-            await self.workers.tell_all(Ask(number, table))
+            self.tasks.start_soon(self.workers.tell_all, Ask(number, table))
             if waiting:
                 with anyio.move_on_after(_ANSWER_TIME):
                     await done.wait()

@@ -108,7 +108,7 @@ class Resolver:
 
 
 async def look_up(
-    host: str, dns_resolver: MakeResolver = dns.asyncresolver.Resolver, kinds: Sequence[str] = ("A", "AAAA")
+    host: str, make_resolver: MakeResolver = dns.asyncresolver.Resolver, kinds: Sequence[str] = ("A", "AAAA")
 ) -> tuple[list[str], float]:
     """Ask the system or DNS; the former tells no TTL, so 0, and all families. Raises OSError or DNSException.
 
@@ -118,7 +118,7 @@ async def look_up(
         found = await anyio.getaddrinfo(host, None, type=socket.SOCK_STREAM)
         return [str(address[0]) for *_, address in found], 0.0
 
-    resolver = dns_resolver()
+    resolver = make_resolver()
     answers: list[dns.resolver.Answer] = []
     failures: list[Exception] = []
 

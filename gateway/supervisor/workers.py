@@ -117,9 +117,10 @@ class Workers:
             return
 
     async def tell_all(self, record: Down) -> None:
-        """Send a record to every worker."""
-        for worker in self.all:
-            await self.tell(worker.index, record)
+        """Send a record to every worker; one that does not read keeps it from nobody else."""
+        async with anyio.create_task_group() as tasks:
+            for worker in self.all:
+                tasks.start_soon(self.tell, worker.index, record)
 
     async def ended(self) -> None:
         """Wait until every worker has ended, once they are stopping."""

@@ -20,7 +20,8 @@ EVERYBODY = frozenset({"gateway", "standbys"})
 class Link:
     """A port in front of another one; both ways are one thing."""
 
-    def __init__(self, port: int, target: int) -> None:
+    def __init__(self, port: int, target: int, host: str = "127.0.0.1") -> None:
+        self.host = host
         self.port = port
         self.cut: frozenset[str] = frozenset()
         self._target = target
@@ -52,7 +53,7 @@ class Link:
         asyncio.run_coroutine_threadsafe(task, self._loop).result(5)  # type: ignore[arg-type]
 
     async def _listen(self) -> None:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
+        self._server = await asyncio.start_server(self._serve, self.host, self.port)
 
     async def _close(self) -> None:
         self._server.close()

@@ -17,14 +17,16 @@ SILENT = object()
 
 
 @asynccontextmanager
-async def dns_server(answers: dict[tuple[str, str], Any]) -> AsyncIterator[Callable[[], dns.asyncresolver.Resolver]]:
+async def dns_server(
+    answers: dict[tuple[str, str], Any], host: str = "127.0.0.1", port: int = 0
+) -> AsyncIterator[Callable[[], dns.asyncresolver.Resolver]]:
     """Serve (name, type) -> (ttl, record...), a response code, or SILENT; what is not there is NXDOMAIN.
 
     What is in answers may change while it is served.
     """
 
     async def serve() -> None:
-        async for packet, (host, port) in udp:
+        async for packet, (asker, back) in udp:
             query = dns.message.from_wire(packet)
             response = dns.message.make_response(query)
             name, kind = query.question[0].name, dns.rdatatype.to_text(query.question[0].rdtype)
@@ -36,15 +38,18 @@ async def dns_server(answers: dict[tuple[str, str], Any]) -> AsyncIterator[Calla
             elif answer:
                 ttl, *records = answer
                 response.answer.append(dns.rrset.from_text(name, ttl, "IN", kind, *records))
-            await udp.sendto(response.to_wire(), host, port)
+            await udp.sendto(response.to_wire(), asker, back)
 
     def made() -> dns.asyncresolver.Resolver:
         client = dns.asyncresolver.Resolver(configure=False)
-        client.nameservers = ["127.0.0.1"]
+        client.nameservers = [host]
         client.port = udp.extra_attributes[anyio.abc.SocketAttribute.local_port]()
         return client
 
-    async with await anyio.create_udp_socket(local_host="127.0.0.1") as udp, anyio.create_task_group() as tasks:
+    async with (
+        await anyio.create_udp_socket(local_host=host, local_port=port) as udp,
+        anyio.create_task_group() as tasks,
+    ):
         tasks.start_soon(serve)
         yield made
         tasks.cancel_scope.cancel()

@@ -186,6 +186,6 @@ def test_look_up_without_configuration_of_dns_raises_for_the_resolver_to_report(
     def made() -> dns.asyncresolver.Resolver:
         raise dns.resolver.NoResolverConfiguration("cannot open /etc/resolv.conf")
 
-    names = Resolver(partial(look_up, dns_resolver=made))
+    names = Resolver(partial(look_up, make_resolver=made))
     with pytest.raises(UnresolvedError, match=r"resolv\.conf"):
         anyio.run(names.resolve, "db.example")
