@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Final
 from urllib.parse import unquote
 
@@ -51,6 +52,7 @@ def build(parameters: Mapping[str, str]) -> str:
     return " ".join(f"{key}={_quote(value)}" for key, value in parameters.items())
 
 
+@lru_cache(maxsize=64)  # it is asked with each probe
 def upstream(text: str) -> tuple[str, int] | None:
     """Return host and port that a standby receives from, None when it has none or they are several."""
     try:

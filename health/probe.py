@@ -15,6 +15,7 @@ import os
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from functools import lru_cache
 from typing import Final, Protocol
 
 import anyio
@@ -178,21 +179,20 @@ class Probe:
 
     async def _look(self, result: ProbeResult) -> ProbeResult:
         assert self._session is not None
-        started = self._clock()
-        if self._check_query:
-            await self._session.query(self._check_query)
-        if self._shallow:
-            return replace(result, outcome=Outcome.ANSWERED, latency=self._clock() - started)
         while True:
             started = self._clock()
+            questions = [self._check_query] if self._shallow else [self._check_query, _QUERIES[self._query]]
             try:
-                (row,) = await self._session.query(_QUERIES[self._query])
+                rows = await self._session.query("\n;\n".join(filter(None, questions)))
             except Exception as error:
                 if getattr(error, "sqlstate", None) not in _NOT_PERMITTED or self._query + 1 == len(_QUERIES):
                     raise
+                if self._check_query:
+                    await self._session.query(self._check_query)  # perhaps it is this that is not permitted
                 self._query += 1
-            else:
-                return _read(row, replace(result, outcome=Outcome.ANSWERED, latency=self._clock() - started))
+                continue
+            result = replace(result, outcome=Outcome.ANSWERED, latency=self._clock() - started)
+            return result if self._shallow else _read(rows[-1], result)
 
     def _explain(self, error: Exception) -> dict[str, object]:
         outcome, sqlstate, message = Outcome.LOCAL, "", _words(error)
@@ -265,6 +265,7 @@ def _read(row: Row, result: ProbeResult) -> ProbeResult:
     return result
 
 
+@lru_cache(maxsize=64)
 def _application_name(text: str | None, cluster_name: str | None) -> str | None:
     """Return what a standby calls itself to its primary, as walreceiver.c has it."""
     if text is None:

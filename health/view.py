@@ -102,7 +102,7 @@ class ProbeResult(Struct, frozen=True):
     """What one round of probing found out; in_recovery is known when the node told what it is, whatever the outcome.
 
     The timeline of a primary is the one it writes; that of a standby is the one it receives, or got WAL of last, where
-    the probe may see so, else that of its last restartpoint. LSNs are byte positions; latency is the last query's.
+    the probe may see so, else that of its last restartpoint. LSNs are byte positions; latency is that of its question.
     """
 
     node: str

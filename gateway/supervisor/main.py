@@ -163,7 +163,7 @@ class Supervisor:
         timeout = self.settings.front.shutdown_timeout
         self.workers.stopping = True
         self.listeners.close()
-        self.tasks.start_soon(self.workers.tell_all, Drain(timeout))
+        self.workers.tell_all(Drain(timeout), self.tasks)
         with anyio.move_on_after(timeout + _GRACE):
             await self.workers.ended()
         ending.cancel_scope.cancel()
@@ -191,7 +191,7 @@ class Supervisor:
     # Health.
 
     def _publish(self, view: ClusterView) -> None:
-        self.tasks.start_soon(self.workers.tell_all, View(view))
+        self.workers.tell_all(View(view), self.tasks)
 
     async def _running(self, cluster: str) -> int:
         """Return how many transactions run in a cluster that is held; a worker that does not know yet counts too."""
@@ -263,7 +263,7 @@ class Supervisor:
         done = anyio.Event()
         self.answers[number] = (rows, waiting, done)
         try:
-            self.tasks.start_soon(self.workers.tell_all, Ask(number, table))
+            self.workers.tell_all(Ask(number, table), self.tasks)
             if waiting:
                 with anyio.move_on_after(_ANSWER_TIME):
                     await done.wait()

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable, Iterable
 
 import anyio
-from anyio.abc import SocketStream
+from anyio.abc import SocketStream, TaskGroup
 
 from gateway.control import Down, Records, Up, encode
 from gateway.supervisor.listeners import Listeners
@@ -93,7 +93,7 @@ class Workers:
         records = Records(Up)
         worker.end.setblocking(False)
         stream = await SocketStream.from_socket(worker.end)
-        worker.lock, worker.stream = anyio.Lock(), stream
+        worker.lock, worker.stream = anyio.Lock(fast_acquire=True), stream
         async with stream:
             try:
                 async with worker.lock:
@@ -116,11 +116,10 @@ class Workers:
         except (anyio.BrokenResourceError, anyio.ClosedResourceError):
             return
 
-    async def tell_all(self, record: Down) -> None:
-        """Send a record to every worker; one that does not read keeps it from nobody else."""
-        async with anyio.create_task_group() as tasks:
-            for worker in self.all:
-                tasks.start_soon(self.tell, worker.index, record)
+    def tell_all(self, record: Down, tasks: TaskGroup) -> None:
+        """Send a record to every worker, soon; one that does not read keeps it from nobody else."""
+        for worker in self.all:
+            tasks.start_soon(self.tell, worker.index, record)
 
     async def ended(self) -> None:
         """Wait until every worker has ended, once they are stopping."""

@@ -56,9 +56,9 @@ class FakeSession:
             await self.server.gate.wait()
         if self.broken:
             raise self.broken
+        if "select 1" in sql and self.server.checking:
+            raise self.server.checking
         if sql == "select 1":
-            if self.server.checking:
-                raise self.server.checking
             return [("1",)]
         for text, error in self.server.telling.items():
             if text in sql:

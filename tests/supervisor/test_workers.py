@@ -40,7 +40,7 @@ def test_worker_that_does_not_read_keeps_nothing_from_the_others():
         for worker in workers.all:
             worker.lock = anyio.Lock()
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(workers.tell_all, record)
+            workers.tell_all(record, tasks)
             with anyio.fail_after(5):
                 while not all(way.heard == [encode(record)] for way in others):
                     await anyio.lowlevel.checkpoint()
