@@ -21,7 +21,7 @@ test: build lint
 	$(BIN)/pytest -m 'not live' -n 2
 	GATEWAY_IMPL=pure $(BIN)/pytest -m 'not live' --ignore tests/health -n 2
 	$(BIN)/pytest -m 'live and not patient' -n 2 --dist loadfile
-	$(BIN)/pytest -m 'live and patient' -n 3
+	$(BIN)/pytest -m 'live and patient' -n 4
 	GATEWAY_IMPL=pure $(BIN)/pytest -m 'live and both'
 
 # A hundred schedules of random faults, examples by chance, and the full sizes of other tests: an hour or so.

@@ -145,14 +145,19 @@ class PostgresNode:
     @property
     def is_running(self) -> bool:
         """Tell whether the postmaster lives; a paused one does."""
-        return self._process is not None and self._process.poll() is None
+        return self._running() is not None
 
     @property
     def pid(self) -> int:
         """Return the postmaster's process id. Raises EmbeddedError when the node is not running."""
-        if self._process is None or self._process.poll() is not None:
+        pid = self._running()
+        if pid is None:
             raise EmbeddedError(f"{self.name} is not running")
-        return self._process.pid
+        return pid
+
+    def _running(self) -> int | None:
+        # It may end between two looks: who wants the pid looks once.
+        return self._process.pid if self._process is not None and self._process.poll() is None else None
 
     def init(self, *options: str) -> None:
         """Make a fresh data directory, whatever was there; the superuser is postgres and everybody local is trusted.
@@ -242,8 +247,9 @@ class PostgresNode:
 
     def kill(self) -> None:
         """End the postmaster and all that it started with SIGKILL, as the loss of the machine would."""
-        if self._process is not None and self.is_running:
-            pids = self._freeze()
+        pid = self._running()
+        if self._process is not None and pid is not None:
+            pids = _freeze(pid)
             _signal(pids, signal.SIGKILL)
             self._process.wait(STOP_TIMEOUT)
             # A start is refused while a child is still attached to the old shared memory.
@@ -253,13 +259,13 @@ class PostgresNode:
 
     def pause(self) -> None:
         """Stop every process of the node with SIGSTOP: the kernel still accepts TCP for it, and nothing is answered."""
-        if self.is_running:
-            self._freeze()
+        if (pid := self._running()) is not None:
+            _freeze(pid)
 
     def resume(self) -> None:
         """Undo pause."""
-        if self.is_running:
-            _signal(reversed(_tree(self.pid)), signal.SIGCONT)
+        if (pid := self._running()) is not None:
+            _signal(reversed(_tree(pid)), signal.SIGCONT)
 
     def promote(self) -> None:
         """Make a standby a primary and wait for it. Raises EmbeddedError when it is none or does not end in time."""
@@ -317,20 +323,12 @@ class PostgresNode:
         # The postmaster keeps its pid on the first line and its state on the eighth, as pg_ctl reads them.
         with contextlib.suppress(FileNotFoundError):
             lines = (self.data / "postmaster.pid").read_text().splitlines()
-            return len(lines) >= 8 and lines[0] == str(self.pid) and lines[7].strip() == "ready"
+            return len(lines) >= 8 and lines[0] == str(self._running()) and lines[7].strip() == "ready"
         return False
 
     def _reload(self) -> None:
-        if self.is_running:
-            os.kill(self.pid, signal.SIGHUP)
-
-    def _freeze(self) -> list[int]:
-        pids = [self.pid]
-        while True:  # ends, as a stopped postmaster forks no more
-            _signal(pids, signal.SIGSTOP)
-            seen, pids = pids, _tree(self.pid)
-            if pids == seen:
-                return pids
+        if (pid := self._running()) is not None:
+            os.kill(pid, signal.SIGHUP)
 
     def _remove_shared_memory(self) -> None:
         # The System V segment that guards a data directory outlives a kill, and the kernel has room for few.
@@ -522,6 +520,16 @@ def _stat(pid: int) -> tuple[str, int] | None:
 def _is_alive(pid: int) -> bool:
     stat = _stat(pid)
     return stat is not None and stat[0] != "Z"
+
+
+def _freeze(pid: int) -> list[int]:
+    """Stop a postmaster and all that it started; return their process ids."""
+    pids = [pid]
+    while True:  # ends, as a stopped postmaster forks no more
+        _signal(pids, signal.SIGSTOP)
+        seen, pids = pids, _tree(pid)
+        if pids == seen:
+            return pids
 
 
 def _tree(root: int) -> list[int]:

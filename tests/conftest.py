@@ -5,12 +5,18 @@ Pure tests need nothing from here; the fixtures of the live ones are in tests/li
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import hypothesis
 import pytest
+
+MEMORY = Path("/dev/shm")
+ROOM = 4 << 30  # bytes: what the clusters of all xdist workers take at once, and more
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -36,6 +42,10 @@ def pytest_report_header(config: pytest.Config) -> str:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # Thousands of files are made and thrown away, with which disks of some kinds spend a third of the time.
+    has_memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") >= 2 * ROOM
+    if "TMPDIR" not in os.environ and has_memory and MEMORY.is_dir() and shutil.disk_usage(MEMORY).free >= ROOM:
+        os.environ["TMPDIR"], tempfile.tempdir = str(MEMORY), None
     # The same examples in each run, so that a failure belongs to the change that is tested; chance is for --soak.
     hypothesis.settings.register_profile("same", derandomize=True, database=None)
     hypothesis.settings.register_profile("chance", max_examples=5000, deadline=None, print_blob=True)

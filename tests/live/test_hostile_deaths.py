@@ -100,7 +100,7 @@ def test_server_that_dies_within_an_answer_gives_one_error_wherever_that_is(benc
 def test_server_that_dies_while_its_client_idles_in_a_transaction_is_told_with_the_next_request(
     bench, request_, answered, end
 ):
-    # Nothing is told before; what follows the failed request stands in the aborted transaction, if that does not end it.
+    # Nothing is told before; what follows the failed request stands in the aborted transaction, unless that ends it.
     die = threading.Event()
 
     def script(visit: Visit) -> None:
