@@ -144,6 +144,17 @@ def test_trouble_that_is_no_death_is_no_failover(stage, trouble):
     assert made.view()["epoch"] == 1
 
 
+def test_primary_that_is_slow_within_the_limit_is_no_failover(stage):
+    made = stage(cluster={"probe_timeout": 10.0})
+    with Writers(made, 2) as writers:
+        made.node("pg1").pause()
+        with pytest.raises(psycopg.errors.ConnectionTimeout):
+            psycopg.connect(f"host=127.0.0.1 port={made.node('pg1').port} user=postgres", connect_timeout=2)
+        made.node("pg1").resume()
+        writers.advance(20)
+    assert [writers.errors, writers.dropped, made.view()["epoch"]] == [[], 0, 1]
+
+
 def test_primary_without_a_free_connection_is_saturated(stage):
     made = stage(front={"min_pool_size": 1})
     with Writers(made, 2) as writers:
