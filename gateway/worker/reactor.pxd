@@ -27,7 +27,7 @@ cdef class Reactor:
     cdef public list again
     cdef long long sweep_at
 
-    @cython.locals(poller=Poller, others=bint, count=int, at=int, endpoint=Endpoint, events=int, wait=int)
+    @cython.locals(poller=Poller, clients=bint, others=bint, count=int, at=int, endpoint=Endpoint, events=int, wait=int)
     cpdef int turn(self, int longest) except -1
     cdef int serve(self, Endpoint endpoint, int events) except -1
     cpdef int add(self, Endpoint endpoint, int interest) except -1

@@ -1,6 +1,7 @@
 """The worker's loop: wait for sockets, serve those that are ready, let time pass.
 
-1. In each turn servers come before clients (a server that died must not be handed out), and all others come last.
+1. In each turn servers come before clients (a server that died must not be handed out), and clients before all others
+   (a cancel request must not overtake the query that it means).
 2. Readiness is told once (EPOLLET), but for listeners. Who reads less than he asked for has read all; one who read as
    much, or whose connection has ended, is served again in the next turn.
 3. A descriptor is closed at the end of the turn, so that its number cannot be another connection's within it.
@@ -50,23 +51,26 @@ class Reactor:
         count = poller.wait(0 if self.again else longest)
         self.now = poller.now
         self.turns += 1
-        others = False
+        clients = others = False
         for at in range(count):
             endpoint = self.endpoints[poller.ready_fds[at]]
             if endpoint is None:
                 continue
             if endpoint.kind == SERVER:
                 self.serve(endpoint, poller.ready_events[at])
+            elif endpoint.kind == CLIENT:
+                clients = True
             else:
                 others = True
+        if clients:
+            for at in range(count):
+                endpoint = self.endpoints[poller.ready_fds[at]]
+                if endpoint is not None and endpoint.kind == CLIENT:
+                    self.serve(endpoint, poller.ready_events[at])
         if others:
             for at in range(count):
                 endpoint = self.endpoints[poller.ready_fds[at]]
-                if endpoint is None or endpoint.kind == SERVER:
-                    continue
-                if endpoint.kind == CLIENT:
-                    self.serve(endpoint, poller.ready_events[at])
-                else:
+                if endpoint is not None and endpoint.kind != SERVER and endpoint.kind != CLIENT:
                     self.front.other_ready(endpoint, poller.ready_events[at])
         if self.soon or self.again:
             self._resume()

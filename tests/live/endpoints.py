@@ -15,11 +15,12 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol
 
+import psutil
 import psycopg
 import pytest
 from psycopg.rows import dict_row
@@ -226,6 +227,21 @@ class Gateway(Pooler):
         died = self.expected_workers - self.workers() if self.is_running else set()
         super().stop()
         assert not died, f"workers {died} died:\n{self.log[-4000:]}"
+
+
+@contextmanager
+def frozen(endpoint: Endpoint) -> Iterator[None]:
+    """What is done meanwhile comes to the workers all at once."""
+    workers = [psutil.Process(pid) for pid in endpoint.workers()]
+    for worker in workers:
+        worker.suspend()
+    try:
+        stopped = psutil.STATUS_STOPPED
+        eventually(lambda: all(worker.status() == stopped for worker in workers), "the workers to stop")
+        yield
+    finally:
+        for worker in workers:
+            worker.resume()
 
 
 class PgBouncer(Pooler):

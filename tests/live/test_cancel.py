@@ -14,6 +14,7 @@ import psycopg
 import pytest
 
 from .client import Client, cancel, count, error, eventually, login, types, value
+from .endpoints import frozen
 from .messages import WHO, cancel_request, copy_data, packet, query, run, startup, sync
 
 SLEEP = "select pg_sleep(30)"
@@ -151,6 +152,21 @@ def test_cancel_while_queued_ends_the_waiting_query(pool_of_one):
             assert (error(seen)["C"], types(seen)) == ("57014", "EZ")
         assert types(holder.ask(query("commit"))) == "CZ"
         assert waiting.value("select 'next'") == "next"
+
+
+def test_cancel_does_not_overtake_its_query(pool_of_one):
+    # All of it has come when the worker looks, and the connection of who asks is the first that it is told of.
+    with login(pool_of_one.port) as holder, login(pool_of_one.port) as waiting, Client(pool_of_one.port) as asker:
+        holder.ask(query("begin"))
+        waiting.mark()
+        request = cancel_request(waiting.pid, waiting.key)
+        with frozen(pool_of_one):
+            for client, data in ((asker, request[:1]), (waiting, query("select 'never'")), (asker, request[1:])):
+                client.write(data)
+                client.flush()
+        asker.wait_closed()
+        assert error(waiting.until(lambda seen: count(seen, "Z") > 0))["C"] == "57014"
+        holder.ask(query("commit"))
 
 
 @pytest.mark.both

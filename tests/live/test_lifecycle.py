@@ -243,16 +243,18 @@ def test_disable_refuses_new_clients_and_enable_lets_them_in(gateway):
 
 def test_console_show_commands_all_answer_under_load(gateway):
     relay = gateway(default_pool_size=2, workers=2)
-    stop = threading.Event()
+    begun, stop = threading.Event(), threading.Event()
 
     def load() -> None:
         with login(relay.port) as client:
             while not stop.is_set():
                 client.value("select 1")
+                begun.set()
 
     thread = threading.Thread(target=load)
     thread.start()
     try:
+        assert begun.wait(10)
         for name in ["pools", "databases", "clients", "servers", "stats", "users", "config", "lists", "version"]:
             assert relay.console(f"show {name}"), name
     finally:

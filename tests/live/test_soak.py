@@ -10,8 +10,8 @@ import random
 import signal
 import subprocess
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import psutil
@@ -19,6 +19,7 @@ import psycopg
 import pytest
 
 from .client import Client, cancel, count, eventually, login, types, value
+from .endpoints import frozen
 from .messages import (
     bind,
     cancel_request,
@@ -337,18 +338,6 @@ def at_rest(relay) -> None:
 
     eventually(lambda: not busy(), "pools at rest")
     assert [row for row in relay.console("show clients") if row["database"] != relay.console_database] == []
-
-
-@contextmanager
-def frozen(relay) -> Iterator[None]:
-    """What is done meanwhile comes to the workers all at once."""
-    for pid in relay.workers():
-        os.kill(pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        for pid in relay.workers():
-            os.kill(pid, signal.SIGCONT)
 
 
 UNREAD = {
