@@ -36,7 +36,8 @@ def test_pool_size_lowered_below_what_is_in_use_holds_once_they_are_free(gateway
     for client in clients:
         assert types(client.ask(query("commit"))) == "CZ"
     each_is_served(clients)
-    eventually(lambda: servers(database, "alice") == 1, "the end of the others")
+    # None is left where the share of the one moved to another worker just then.
+    eventually(lambda: servers(database, "alice") <= 1, "the end of the others")
     with sampled(postgres, "alice", fresh=False) as highest:
         for _ in range(3):
             each_is_served(clients)
