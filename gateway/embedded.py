@@ -77,7 +77,7 @@ def find_binaries(version: str | None = None) -> Path:
 
 
 def free_ports(n: int) -> list[int]:
-    """Return n TCP ports that are free on 127.0.0.1 and were not handed out before by this process.
+    """Return n TCP ports that are free on 127.0.0.1 and that no call, of any process that still runs, was given before.
 
     They lie below Linux's ephemeral range (32768 and up): no outgoing connection takes one while its server is down.
     """
@@ -87,13 +87,23 @@ def free_ports(n: int) -> list[int]:
             return ports
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
-            if port not in _handed_out:
-                _handed_out.add(port)
-                ports.append(port)
+            _claim(port)
+            ports.append(port)
     raise EmbeddedError(f"fewer than {n} TCP ports are free on 127.0.0.1")
 
 
-_handed_out: set[int] = set()
+def _claim(port: int) -> None:
+    """Claim a port until this process ends, by an abstract socket's name; raises OSError if it is claimed."""
+    claim = socket.socket(socket.AF_UNIX)
+    try:
+        claim.bind(f"\0gateway-port-{port}")
+    except OSError:
+        claim.close()
+        raise
+    _claims.append(claim)
+
+
+_claims: list[socket.socket] = []
 
 
 def wait_until(condition: Callable[[], bool], timeout: float) -> bool:

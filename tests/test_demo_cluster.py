@@ -171,6 +171,18 @@ def test_ports_when_asked_for_are_free_and_never_given_twice() -> None:
             server.bind(("127.0.0.1", port))
 
 
+def test_ports_are_never_given_twice_to_processes_that_run_at_once() -> None:
+    ask = "import random; from gateway.embedded import free_ports; random.seed(7); print(*free_ports(20), flush=True)"
+    with subprocess.Popen(
+        [sys.executable, "-c", f"{ask}; input()"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as first:
+        assert first.stdout is not None
+        ports = first.stdout.readline().split()
+        others = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, check=True).stdout.split()
+        first.communicate("\n")
+    assert len({*ports, *others}) == 40
+
+
 def test_demo_topology_is_valid(tmp_path: Path) -> None:
     file = tmp_path / "topology.toml"
     nodes = [PostgresNode(f"pg{i}", tmp_path / f"pg{i}", 5000 + i, tmp_path) for i in range(3)]
